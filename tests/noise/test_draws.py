@@ -102,21 +102,20 @@ def check(counts: Counts) -> None:
     assert abs(counts.products[1]) < 5 * np.sqrt(n / 2)
 
 
-def test_a_million_draws() -> None:
-    check(Counts(spline_draw(11), 10**6))
-
-
-@pytest.mark.slow
-def test_a_hundred_million_draws() -> None:
-    """Rejected, too: one cell of a quarter is wrong by 2e-3 of its probability.
+@pytest.mark.parametrize(
+    ("size", "key", "error"),
+    [(10**6, 11, 0.02), pytest.param(10**8, 21, 0.002, marks=pytest.mark.long)],
+)
+def test_draws_have_the_law_of_the_rounded_normal(size: int, key: int, error: float) -> None:
+    """Rejected, too: one cell of a quarter is wrong by this part of its probability.
 
     The chi-square of 3 degrees has a noncentrality of 75, so it passes once in 1,800.
     """
-    counts = Counts(spline_draw(21), 10**8)
+    counts = Counts(spline_draw(key), size)
     check(counts)
     for cell in range(4):
         wrong = quarters(cell_probabilities())
-        wrong[cell] *= 1.002
+        wrong[cell] *= 1 + error
         assert chi_square(quarters(counts.cells), wrong / wrong.sum()) < ALARM
 
 

@@ -168,11 +168,6 @@ def test_seeded_noise_depends_on_its_stream_alone() -> None:
     assert not torch.equal(first, drawn(seeded(6), 1000))
 
 
-def test_seeded_noise_in_parts_is_not_repeated() -> None:
-    source = seeded(5)
-    assert not torch.equal(drawn(source, 1000), drawn(source, 1000))
-
-
 def check_independent(streams: dict[str, StreamKey]) -> None:
     """No two streams are correlated: 15 pairs at 4.5 standard errors, false-alarm rate 1e-4."""
     noises = {name: drawn(key.noise(), 200_000) for name, key in streams.items()}

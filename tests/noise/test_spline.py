@@ -71,7 +71,7 @@ def test_every_column_at_its_threshold(offset: int) -> None:
     table = centre_table()
     low = [min(max(int(one) % 2**19 + offset, 0), 2**19 - 1) for one in table.packed]
     words = row_of([column << 19 | one for column, one in enumerate(low)], [[0] * 8192] * 4)
-    for further in (-1, 0, 1):
+    for further in (-1, 0, 1) if offset == 0 else (0,):
         equal = [
             min(max(tail + further, 0), 2**192 - 1)
             for tail, one, entry in zip(table.extensions, low, table.packed, strict=True)

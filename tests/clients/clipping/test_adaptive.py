@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import FlatClipping, LayerClipping
+from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
@@ -55,34 +56,49 @@ class GivenNoise(StreamKey):
         return self.source
 
 
-def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> list[float]:
-    """Return the bound after each step of a client."""
-    gradients = RuleGradients(nn.Linear(x.shape[1], 1, bias=False), score)
-    found: list[AdaptiveClipNorm | None] = []
+def bounds_of_all(
+    ones: Sequence[DpSgdMechanism], x: Tensor, noises: Sequence[NoiseSource], steps: int
+) -> np.ndarray:
+    """Return the bounds after each step of clients of one block, (steps, clients)."""
+    model, public = nn.Linear(x.shape[1], 1, bias=False), torch.ones(2, x.shape[1])
+    gradients = gradients_for(model, score, public, torch.zeros(2))
+    found: list[list[AdaptiveClipNorm | None]] = []
 
     def watch(batches: object, released: Tensor, used: Sequence[DpSgdMechanism | None]) -> None:
-        assert used[0] is not None
-        found.append(used[0].clipping.adapted_clip_norm)
+        found.append([None if one is None else one.clipping.adapted_clip_norm for one in used])
 
-    local = LocalSettings(steps=steps, batch_size=1)
-    member = BlockMember(x, torch.zeros(len(x)), GivenNoise(1, 0, 1, noise), range(steps), one)
+    members = [
+        BlockMember(x, torch.zeros(len(x)), GivenNoise(1, k, 1, noise), range(steps), one)
+        for k, (one, noise) in enumerate(zip(ones, noises, strict=True))
+    ]
     shared = SharedModel(gradients.model, parameters=gradients.parameters)
-    result = block_of(shared, gradients.loss, gradients, local, [member]).train(watch)
-    found.append(result.adapted_clip_norm[0])
-    return [bound for bound in found[1:] if isinstance(bound, float)]
+    local = LocalSettings(steps=steps, batch_size=1)
+    result = block_of(shared, gradients.loss, gradients, local, members).train(watch)
+    return np.array([*found[1:], result.adapted_clip_norm], dtype=float)
 
 
-@pytest.mark.parametrize(("quantile", "start"), [(0.2, 100.0), (0.9, 0.01)])
-def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
-    """Norms are 1 ... 10 in equal shares; sampled batches, noisy counts."""
+def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> list[float]:
+    """Return the bound after each step of a client."""
+    return bounds_of_all([one], x, [noise], steps)[:, 0].tolist()
+
+
+def seeded(client: int) -> NoiseSource:
+    return SeededNoise(stream_key(2, Purpose.NOISE, client=client))
+
+
+def test_the_bound_converges_to_the_quantile() -> None:
+    """Norms are 1 ... 10 in equal shares; sampled batches, noisy counts; from below and above."""
     x = torch.zeros(400, 2)
     x[:, 0] = torch.linspace(1, 10, 400)
-    clipping = AdaptiveClipping.for_batch(200.0, max_grad_norm=start, quantile=quantile)
-    assert clipping.count_noise == 10.0
-    one = step(clipping, z=2.0, batch=200.0)
-    found = bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 500)
+    kinds = [
+        AdaptiveClipping.for_batch(200.0, max_grad_norm=start, quantile=quantile)
+        for quantile, start in ((0.2, 100.0), (0.9, 0.01))
+    ]
+    assert {kind.count_noise for kind in kinds} == {10.0}
+    ones = [step(kind, z=2.0, batch=200.0) for kind in kinds]
+    found = bounds_of_all(ones, x, [seeded(0), seeded(1)], 180)
     # A factor 1000 away, C moves by e^(η γ) a step at worst; then it wanders by a few percent.
-    assert np.mean(found[-200:]) == pytest.approx(1 + 9 * quantile, rel=0.04)
+    assert found[-120:].mean(axis=0) == pytest.approx([1 + 9 * 0.2, 1 + 9 * 0.9], rel=0.04)
 
 
 def test_the_update_is_the_published_one() -> None:
@@ -143,25 +159,30 @@ def count_noise_is_plausible(found: np.ndarray, deviation: float) -> bool:
     return bool(low < scaled < high) and mean < stats.norm.ppf(1 - 5e-5)
 
 
-@pytest.mark.parametrize("released_about", [0, 60])
-def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -> None:
-    """Nobody is within C, so what moves log C is the noise alone; 12 % of σ_b are noticed."""
+@pytest.mark.parametrize("n_seen", [0, 60])
+def test_the_released_count_has_the_noise_that_is_charged(n_seen: int) -> None:
+    """Nobody is within C, so what moves log C is the noise alone; 12 % of σ_b are noticed.
+
+    1,500 counts: 150 steps of ten clients; 300 of empty batches.
+    """
     n = 60
-    x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
-    target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
+    x = torch.full((n_seen, 2), 1e12)
+    target = 0.0 if n_seen else 0.5  # what the noiseless share is, so that C stays put
     clipping = AdaptiveClipping.for_batch(n, max_grad_norm=1.0, quantile=target)
     one = DpSgdMechanism(PoissonSampling(1.0), clipping, 1.0, n)
     event = one.event
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
     charged = event.event.noise_multipliers[1] * 0.5
-    found = np.log([1.0, *bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 1500)])
-    count = -np.diff(found) / clipping.learning_rate * n
+    found = bounds_of_all([one] * 10, x, [seeded(k) for k in range(10)], 150 if n_seen else 30)
+    moved = np.diff(np.log(found), axis=0, prepend=0.0)  # from a bound of 1
+    count = (-moved / clipping.learning_rate * n).T.ravel()
     assert count_noise_is_plausible(count, charged)
-    assert not count_noise_is_plausible(1.12 * count, charged)
-    assert not count_noise_is_plausible(0.88 * count, charged)
-    assert not count_noise_is_plausible(count + 0.5, charged), "a count that is off by a half"
-    assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.11, "fresh noise in every step"
+    if n_seen:
+        assert not count_noise_is_plausible(1.12 * count, charged)
+        assert not count_noise_is_plausible(0.88 * count, charged)
+        assert not count_noise_is_plausible(count + 0.5, charged), "a count that is off by a half"
+        assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.11, "fresh noise in every step"
 
 
 @pytest.mark.parametrize("bound", [1e-10, 1e-3, 0.7, 50.0, 1e10])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -104,6 +104,7 @@ CLIPPINGS: list[tuple[Clipping, int]] = [
 
 
 @pytest.mark.parametrize(("clipping", "num_groups"), CLIPPINGS)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_contribution_exceeds_its_bounds(
     clipping: Clipping, num_groups: int, data: st.DataObject

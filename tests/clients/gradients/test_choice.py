@@ -198,8 +198,10 @@ def both(add_clipped_sum: Callable[..., BatchStatistics]) -> Both:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float64) for name in UNITS), ("inside", torch.float32)],
+)
 def test_what_has_no_rule_becomes_units(
     name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture, both: Both
 ) -> None:
@@ -214,36 +216,28 @@ def test_what_has_no_rule_becomes_units(
     assert len(caplog.records) == 1
     assert all((repr(unit) if unit else "the whole model") in caplog.text for unit in expected)
     # Batches as long as sequences and masks: the examples' dimension is not guessed from its size.
-    for n in (1, 4, 5, 6):
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    for n, clip in ((1, 1.0), (4, 1.0), (5, float("inf")), (6, 1.0)):
         x, y = torch.randn(n, *shape).to(dtype), torch.randn(n).to(dtype)
-        for clip in (float("inf"), 1.0):
-            sums = both(gradients, x, y, clip)
-            assert (sums[0] - sums[1]).norm() <= (
-                (1e-10 if dtype == torch.float64 else 1e-4) * min(sums[0].norm().item(), 99.0)
-            )
+        sums = both(gradients, x, y, clip)
+        assert (sums[0] - sums[1]).norm() <= tolerance * min(sums[0].norm().item(), 99.0)
     assert list(model.state_dict()) == names
     assert all("forward" not in vars(module) for module in model.modules())
+    check_clients(gradients, torch.randn(6, *shape).to(dtype), torch.randn(6).to(dtype), tolerance)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("name", UNITS)
-def test_units_of_several_clients_are_those_of_each_alone(name: str) -> None:
-    torch.manual_seed(0)
-    make, shape, _ = UNITS[name]
-    model = make().double()
-    x, y = torch.randn(6, *shape).double(), torch.randn(6).double()
-    gradients = gradients_for(model, squared, x[:3], y[:3])
-    assert isinstance(gradients, RuleGradients)
+def check_clients(gradients: RuleGradients, x: Tensor, y: Tensor, tolerance: float) -> None:
+    """The gradients of three clients' rows, each with parameters of its own, are those alone."""
     assert gradients.stacks
     data = gradients.parameters.data
-    values = data + 0.1 * torch.randn(3, len(data)).double()
+    values = data + 0.1 * torch.randn(3, len(data)).to(data)
     found = gradients.gradients(x, y, values)
-    exact = OneAtATime(model, squared, parameters=gradients.parameters)
+    exact = OneAtATime(gradients.model, squared, parameters=gradients.parameters)
     for k in range(3):
         data.copy_(values[k])
         own = slice(2 * k, 2 * k + 2)
         expected = exact.gradients(x[own], y[own])
-        assert (found[own] - expected).norm() <= 1e-10 * expected.norm()
+        assert (found[own] - expected).norm() <= tolerance * expected.norm()
 
 
 def test_a_poisoned_example_stays_alone_in_a_unit(
@@ -519,20 +513,19 @@ class Doubled(nn.Linear):
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Product(3, 2))), False),
     ],
 )
-@pytest.mark.parametrize("known", [True, False])
 def test_sequences_are_right_with_losses_that_know_their_gradient_and_without(
-    make: Callable[[], nn.Module], plain: bool, known: bool, both: Both
+    make: Callable[[], nn.Module], plain: bool, both: Both
 ) -> None:
     """Run by hand or by autograd; `plain`: the rules cover all of it."""
 
     def by_autograd(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, targets, reduction="none")
 
-    loss: PerExampleLoss = cross_entropy if known else by_autograd
     torch.manual_seed(0)
     x, y = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
-    gradients = gradients_for(make(), loss, x, y)
-    for clip in (float("inf"), 0.5):
+    losses: tuple[PerExampleLoss, ...] = (cross_entropy, by_autograd)
+    gradients = gradients_for(make(), cross_entropy, x, y)
+    for gradients.loss, clip in zip(losses, (0.5, float("inf")), strict=True):
         torch.testing.assert_close(*both(gradients, x, y, clip), rtol=1e-4, atol=1e-6)
     if plain:
         assert isinstance(gradients, RuleGradients)

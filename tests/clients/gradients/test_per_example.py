@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -229,20 +230,12 @@ def frozen_statistics() -> nn.Module:
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
 CASES: dict[str, Case] = {
-    "linear 2-D": (lambda: nn.Linear(4, 3), numbers(4)),
     "linear 3-D": (lambda: nn.Linear(4, 3), numbers(6, 4)),
-    "linear 4-D": (lambda: nn.Linear(4, 3, bias=False), numbers(2, 3, 4)),
-    "linear one step": (lambda: nn.Linear(4, 3), numbers(1, 4)),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
         numbers(4),
     ),
-    "nested": (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)),
-        numbers(4),
-    ),
     "conv1d": (lambda: nn.Conv1d(2, 4, 3, stride=2, dilation=2, padding=1), numbers(2, 9)),
-    "conv1d same": (lambda: nn.Conv1d(2, 4, 4, padding="same", dilation=2), numbers(2, 9)),
     "conv2d groups": (
         lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
         numbers(4, 6, 5),
@@ -310,11 +303,20 @@ UNITS = {  # what no rule covers and runs through torch.func; else, the whole mo
     "conv2d depthwise": [""],
     "positions": [""],
 }
-# No batching rule; or torch's own trains the padding row of a table in a batch of batches.
-NOT_TORCH_FUNC = {
-    *("embedding", "tied words"),
-    *("lstm", "lstm deep", "gru", "rnn", "own backward", "cells"),
-}
+BY_TORCH_FUNC = (  # torch has no right batching rule for tables and fused recurrent layers
+    *("linear 3-D", "mlp", "conv2d circular", "conv2d depthwise", "conv3d", "conv stack"),
+    *("layer norm", "group norm", "prelu", "positions", "cell over time", "twice", "looks"),
+)
+
+
+IN_FLOAT32 = (
+    *("linear 3-D", "mlp", "conv1d", "conv stack", "embedding", "layer norm", "group norm"),
+    *("prelu", "positions", "tied words", "twice", "lstm", "cells"),
+)
+ONE_OF_A_KIND = (
+    *("linear 3-D", "conv1d", "conv2d groups", "conv3d", "embedding", "layer norm", "rms norm"),
+    *("group norm", "instance norm", "prelu", "positions", "tied words", "lstm deep", "cells"),
+)
 
 
 def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
@@ -327,14 +329,17 @@ def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x.to(dtype) if x.is_floating_point() else x, torch.randn(EXAMPLES, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("way", ["rules", "torch.func"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "way", "dtype"),
+    [
+        *((name, "rules", torch.float64) for name in CASES),
+        *((name, "rules", torch.float32) for name in IN_FLOAT32),
+        *((name, "torch.func", torch.float64) for name in BY_TORCH_FUNC),
+    ],
+)
 def test_every_way_equals_one_example_at_a_time(
     name: str, way: str, dtype: torch.dtype, added: Added
 ) -> None:
-    if way == "torch.func" and name in NOT_TORCH_FUNC:
-        pytest.skip("torch has no right batching rule")
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     model, x, y = case(name, dtype)
     exact = OneAtATime(model, squared)
@@ -364,8 +369,8 @@ def test_every_way_equals_one_example_at_a_time(
     assert (sums[0][0] - sums[1][0]).norm() <= 10 * tolerance * clip * EXAMPLES
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - {"frozen batch norm", "own backward"}))
-def test_the_whole_zoo_runs_by_rules_as_chosen(name: str) -> None:
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_every_kind_of_layer_runs_by_rules_as_chosen(name: str) -> None:
     model, x, y = case(name, torch.float64)
     gradients = gradients_for(model, squared, x, y, rules_only=True)
     assert isinstance(gradients, RuleGradients)
@@ -398,7 +403,7 @@ def test_clients_in_one_tile_get_the_gradients_of_each_alone(name: str) -> None:
 ONE_CLIENT = {"own backward", "looks"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["tied words", "twice"])
 def test_gradients_are_those_of_plain_autograd(name: str, added: Added) -> None:
     model, x, y = case(name, torch.float64)
     plain = copy.deepcopy(model)
@@ -431,9 +436,9 @@ def test_train_and_eval_mode(training: bool, added: Added) -> None:
     assert model.training is training
 
 
-@pytest.mark.parametrize("trained", range(1, 16))
+@pytest.mark.parametrize("trained", [1, 2, 4, 8, 6, 9])
 def test_any_part_may_be_frozen(trained: int) -> None:
-    """Every subset of four parameters: what is frozen is not laid out and not stored."""
+    """One or two of four parameters: what is frozen is not laid out and not stored."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
     for k, parameter in enumerate(model.parameters()):
@@ -459,14 +464,16 @@ def test_nothing_and_no_gradient_add_nothing(way: Way, added: Added) -> None:
     assert statistics == BatchStatistics(2, 0, (2,))
 
 
-POISONS = [float("nan"), float("inf"), -float("inf"), 3e38]
+POISONS = [float("nan"), -float("inf"), 3e38]
 
 
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "name",
-    ["mlp", "linear 3-D", "conv stack", "positions", "layer norm", "cell over time", "twice"],
+    ("name", "way"),
+    [
+        *product(["mlp", "linear 3-D", "conv stack", "positions", "layer norm"], [by_rules]),
+        *product(["cell over time", "twice"], WAYS),
+    ],
 )
 def test_an_example_without_a_finite_gradient_adds_nothing_and_is_counted(
     name: str, way: Way, poison: float, added: Added
@@ -546,9 +553,11 @@ entry = st.builds(lambda value, size: value * size, st.floats(-1, 1, width=32), 
 poisoned = st.one_of(entry, st.sampled_from([float("nan"), float("inf"), -float("inf")]))
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize(
+    ("way", "grouped"),
+    [(by_rules, False), (by_rules, True), (by_torch_func, False), (OneAtATime, True)],
+)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.floats(1e-3, 1e3), st.integers(1, 4), st.integers(1, 4))
 def test_removing_an_example_changes_the_sum_by_at_most_the_bound(
     added: Added, way: Way, grouped: bool, data: st.DataObject, bound: float, n: int, length: int
@@ -578,44 +587,6 @@ def test_removing_an_example_changes_the_sum_by_at_most_the_bound(
         assert first[part].double().norm() <= bound * (1 + 1e-5)
         change = (whole[part].double() - rest[part].double()).norm()
         assert change <= bound * (1 + 1e-5 * n)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 99)
-)
-def test_linear_layers_of_any_shape(n: int, length: int, d: int, p: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(d, p), nn.Tanh(), nn.Linear(p, 2)).double()
-    x, y = torch.randn(n, length, d).double(), torch.randn(n).double()
-    exact = OneAtATime(model, squared)
-    fast = RuleGradients(model, squared, parameters=exact.parameters)
-    torch.testing.assert_close(fast.gradients(x, y), exact.gradients(x, y), rtol=1e-10, atol=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.integers(0, 2),
-    st.integers(1, 2),
-    st.integers(1, 3),
-    st.integers(0, 99),
-)
-def test_convolutions_of_any_shape(
-    n: int, c: int, k: int, stride: int, padding: int, dilation: int, groups: int, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    layer = nn.Conv2d(
-        c * groups, 2 * groups, k, stride, padding, dilation=dilation, groups=groups
-    ).double()
-    x, y = torch.randn(n, c * groups, 7, 6).double(), torch.randn(n).double()
-    exact = OneAtATime(layer, squared)
-    units = [""] if groups > 1 else []
-    fast = RuleGradients(layer, squared, parameters=exact.parameters, units=units)
-    torch.testing.assert_close(fast.gradients(x, y), exact.gradients(x, y), rtol=1e-10, atol=1e-12)
 
 
 def test_two_forwards_before_one_backward_keep_their_own_records(added: Added) -> None:
@@ -698,20 +669,6 @@ def test_scripted_layers_are_found() -> None:
         RuleGradients(model, score).gradients(torch.randn(3, 3), torch.zeros(3))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_scale_and_what_is_there_already(
-    way: Way, added: Added, add_clipped_sum: AddClippedSum
-) -> None:
-    model, x, y = case("mlp", torch.float64)
-    gradients, clipping = way(model, squared), FlatClipping(0.5)
-    groups = clipping.groups(gradients.parameters)
-    once, _ = added(gradients, x, y, clipping)
-    into = torch.ones_like(once)
-    for part in (slice(0, 2), slice(2, 5)):
-        add_clipped_sum(gradients, x[part], y[part], clipping, groups, into, scale=0.25)
-    torch.testing.assert_close(into, 1 + 0.25 * once)
-
-
 def test_statistics_add_up() -> None:
     assert BatchStatistics(3, 1, (2, 0)) + BatchStatistics(2, 0, (1, 1)) == BatchStatistics(
         5, 1, (3, 1)
@@ -732,16 +689,16 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_a_wide_layer_never_holds_weights_for_each_example(add_clipped_sum: AddClippedSum) -> None:
-    """64 x (1000 x 1000) would be 256 MB; no tensor is larger than inputs and activations."""
-    model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000))
+    """64 x (400 x 400) would be 41 MB; no tensor is larger than inputs and activations."""
+    model = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400))
     gradients, clipping = RuleGradients(model, score), FlatClipping(1.0)
     into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
     groups = clipping.groups(gradients.parameters)
-    for shape in ((1000,), (3, 1000), (40, 1000)):
+    for shape in ((400,), (3, 400), (40, 400)):
         x = torch.randn(64, *shape)
         with LargestTensor() as largest:
             add_clipped_sum(gradients, x, torch.zeros(64), clipping, groups, into)
-        assert 1e6 < largest.size_bytes <= 21e6, shape
+        assert 1e5 < largest.size_bytes <= 8.5e6, shape
 
 
 class Words(nn.Module):
@@ -764,21 +721,6 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.square().flatten(1).mean(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_tied_tables_are_added_before_they_are_measured(dtype: torch.dtype, added: Added) -> None:
-    torch.manual_seed(7)
-    model = Words().to(dtype)
-    x, y = torch.randint(0, 50, (6, 5)), torch.zeros(6)
-    exact = OneAtATime(model, mean_square)
-    fast = RuleGradients(model, mean_square, parameters=exact.parameters)
-    norms = exact.gradients(x, y).double().norm(dim=1)
-    clip = FlatClipping(1.01 * norms.median().item())
-    sums = [added(each, x, y, clip) for each in (exact, fast)]
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
-    assert (sums[0][0] - sums[1][0]).norm() <= tolerance * 6 * clip.max_grad_norm
-    assert sums[0][1] == sums[1][1]
-
-
 def test_a_poisoned_example_is_dropped_from_uses_that_are_added(added: Added) -> None:
     torch.manual_seed(8)
     fast = RuleGradients(Words(poisoned=49), mean_square)
@@ -789,13 +731,3 @@ def test_a_poisoned_example_is_dropped_from_uses_that_are_added(added: Added) ->
     dirty, statistics = added(fast, x, torch.zeros(4), FlatClipping(0.1))
     assert statistics.not_finite == 1
     torch.testing.assert_close(dirty, clean)
-
-
-def test_a_convolution_used_twice_keeps_the_patches_of_each_call(added: Added) -> None:
-    torch.manual_seed(10)
-    layer = nn.Conv2d(2, 2, 3, padding=1).double()
-    exact = OneAtATime(nn.Sequential(layer, nn.Tanh(), layer), mean_square)
-    fast = RuleGradients(exact.model, mean_square, parameters=exact.parameters)
-    x = torch.randn(4, 2, 5, 5).double()
-    sums = [added(each, x, torch.zeros(4), FlatClipping(0.5))[0] for each in (exact, fast)]
-    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)

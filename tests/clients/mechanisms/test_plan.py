@@ -149,7 +149,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"sampling": "balls_and_bins"},
     {"sampling": "balls_and_bins", "adjacency": "replace_one"},
     {"sampling": "balls_and_bins", "adjacency": {"name": "add_remove", "declared_examples": 300}},
-    {"sampling": "balls_and_bins", "noise": "secure"},
     {"clipping": {"name": "per_layer", "noise_allocation": "optimal"}},
     {"clipping": "adaptive"},
 ]
@@ -159,7 +158,8 @@ SAMPLINGS: list[dict[str, Any]] = [
     ("settings", "accountant"),
     [
         *((settings, "pld") for settings in SAMPLINGS),
-        *((settings, "rdp") for settings in SAMPLINGS[3::3]),
+        ({"sampling": "shuffle"}, "rdp"),
+        ({"sampling": "balls_and_bins", "noise": "secure"}, "rdp"),
         ({}, "moments"),
     ],
 )
@@ -211,12 +211,10 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
 def test_secret_batches_pay_for_a_new_epoch_in_each_round() -> None:
     """4 rounds of 5 steps in epochs of 10 batches: 2 epochs that continue, or 4 that end early."""
     seeded, secret = (
-        plan(sampling="balls_and_bins", target_epsilon=3.0, noise=noise)
-        for noise in ("seeded", "secure")
+        plan(sampling="balls_and_bins", noise=noise) for noise in ("seeded", "secure")
     )
     assert sum(count for _, count in seeded.release.charges(0, 20)) == 2
     assert sum(count for _, count in secret.release.charges(0, 20)) == 4
-    assert secret.release.noise_multiplier > seeded.release.noise_multiplier
 
 
 def test_a_budget_under_secret_batches_affords_whole_epochs() -> None:

@@ -73,7 +73,7 @@ def data(*shape: int, n: int = 4, classes: int = 0) -> tuple[Tensor, Tensor]:
         (lambda x: x + 1e-3 * x.detach().mean(0), "layer 'between'"),
     ],
 )
-@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("n", [2, 7])
 def test_models_that_couple_examples_are_refused(
     function: Callable[[Tensor], Tensor], cause: str, n: int
 ) -> None:
@@ -241,8 +241,14 @@ SAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", SAFE)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in SAFE),
+        *((name, torch.bfloat16) for name in ("deep", "convolutions")),
+        ("saturated", torch.float64),
+    ],
+)
 def test_legitimate_models_are_accepted(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, shape = SAFE[name]

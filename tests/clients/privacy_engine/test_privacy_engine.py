@@ -117,8 +117,10 @@ def values(model: nn.Module) -> Tensor:
 # --- what is computed --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("kind", "reduction"),
+    [("sgd", "mean"), ("nesterov", "sum"), ("adam", "mean"), ("adamw", "sum")],
+)
 def test_without_noise_and_clipping_it_is_plain_training(kind: str, reduction: str) -> None:
     x, y = data(8)
     ours, plain = net(), net()
@@ -126,7 +128,7 @@ def test_without_noise_and_clipping_it_is_plain_training(kind: str, reduction: s
     reference = OPTIMIZERS[kind](list(plain.parameters()))
     engine = engine_for(ours, sample_size=8, loss_reduction=reduction)
     with engine.attach(optimizer):
-        for _ in range(20):
+        for _ in range(8):
             optimizer.zero_grad()
             backward(ours, x, y, reduction)
             optimizer.step()
@@ -183,7 +185,7 @@ def test_with_clipping_it_is_opacus_update(per_layer: bool) -> None:
     torch.testing.assert_close(values(ours), values(theirs), rtol=3e-4, atol=3e-5)
 
 
-@pytest.mark.parametrize("cuts", [[8], [3, 5], [1] * 8, [4, 0, 4]])
+@pytest.mark.parametrize("cuts", [[1, 2, 1, 4], [4, 0, 4]])
 def test_how_a_batch_is_split_changes_nothing(cuts: list[int]) -> None:
     x, y = data(8)
     results = []
@@ -228,42 +230,15 @@ def test_max_physical_batch_changes_nothing_but_speed() -> None:
         optimizer = sgd(model, 0.3)
         engine = engine_for(model, noise_multiplier=0.8, max_grad_norm=0.4, max_physical_batch=most)
         with engine.attach(optimizer):
-            for a, b in engine.batches(x, y, steps=6):
+            for a, b in engine.batches(x, y, steps=3):
                 longest = max(longest, len(a)) if most else longest
                 optimizer.zero_grad()
                 backward(model, a, b)
                 optimizer.step()
-        assert engine.steps == 6
+        assert engine.steps == 3
         results.append(values(model))
     assert longest == 3
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-11)
-
-
-def test_mean_and_sum_are_the_same_training() -> None:
-    x, y = data(8)
-    results = []
-    for reduction in ("mean", "sum"):
-        model = net()
-        optimizer = sgd(model)
-        with engine_for(model, max_grad_norm=0.5, loss_reduction=reduction).attach(optimizer):
-            for part in (slice(0, 3), slice(3, 8)):  # the mean is over each physical batch
-                backward(model, x[part], y[part], reduction)
-                optimizer.virtual_step()  # type: ignore[attr-defined]
-            optimizer.step()
-        results.append(values(model))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-13)
-
-
-def test_an_example_moves_the_update_by_at_most_c() -> None:
-    model = dirac(3)
-    optimizer = sgd(model)
-    before = values(model)
-    engine = engine_for(model, batch_size=4, max_grad_norm=0.5)
-    with engine.attach(optimizer):
-        model(torch.tensor([[3.0, 4.0, 0.0], [0.3, 0.0, 0.0]])).mean().backward()
-        optimizer.step()
-    expected = torch.tensor([0.3 + 0.3, 0.4, 0.0]) / 4
-    torch.testing.assert_close(before - values(model), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_example_that_is_not_finite_adds_nothing_and_is_counted() -> None:
@@ -355,7 +330,6 @@ def test_layers_get_bounds_of_their_own() -> None:
 
 
 def test_groups_and_automatic_clipping_spend_what_flat_spends() -> None:
-    x, y = data()
     spent = []
     for clipping in (
         1.0,
@@ -365,12 +339,11 @@ def test_groups_and_automatic_clipping_spend_what_flat_spends() -> None:
     ):
         model = net()
         optimizer = sgd(model)
-        engine = engine_for(model, noise_multiplier=1.0, max_grad_norm=clipping)
+        engine = engine_for(model, noise_multiplier=1.0, max_grad_norm=clipping, accountant="rdp")
         with engine.attach(optimizer):
-            for a, b in engine.batches(x, y, steps=5):
-                backward(model, a, b)
-                optimizer.step()
-        spent.append(checked(engine).get_epsilon(1e-5))
+            for _ in range(5):
+                optimizer.step()  # an empty batch
+        spent.append(engine.get_epsilon(1e-5))
     assert spent == pytest.approx([spent[0]] * 4, rel=1e-6)
 
 
@@ -390,7 +363,7 @@ def test_evaluation_mode_and_dropout() -> None:
 
 # --- noise -------------------------------------------------------------------------------------
 
-SIZE = 200_000
+SIZE = 50_000
 
 
 def noise_of_a_batch(parts: int, multiplier: float = 1.3, **settings: Any) -> Tensor:
@@ -414,8 +387,7 @@ def has_deviation_of(expected: float, noise: Tensor) -> bool:
     return abs(noise.std().item() / expected - 1) < 4 / math.sqrt(2 * SIZE)
 
 
-@pytest.mark.parametrize("parts", [0, 1, 4])
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(("parts", "secure"), [(0, True), (1, False), (4, True)])
 def test_noise_is_added_once_a_batch(parts: int, secure: bool) -> None:
     settings: dict[str, Any] = {"secure_mode": True, "seed": None} if secure else {}
     assert has_deviation_of(1.3, noise_of_a_batch(parts, **settings))
@@ -601,14 +573,6 @@ def test_calibrated_noise_meets_the_target_and_stops_there() -> None:
         assert engine.steps == 10
 
 
-def test_remaining_is_the_last_step_within_the_target() -> None:
-    engine = engine_for(net(), noise_multiplier=1.0, max_grad_norm=1.0)
-    left = engine.remaining(3.0, 1e-3)
-    event = engine.event
-    assert PldAccountant().compose(event, left).get_epsilon(1e-3) <= 3.0
-    assert PldAccountant().compose(event, left + 1).get_epsilon(1e-3) > 3.0
-
-
 def test_shuffled_passes_are_charged_when_they_start() -> None:
     x, y = data(20)
     model = net()
@@ -659,10 +623,11 @@ def train(
     "settings",
     [
         {},
-        {"sampling": "shuffle"},
-        {"max_grad_norm": AdaptiveClipping.flat(0.5, count_noise=2.0)},
-        {"max_grad_norm": AdaptiveClipping(("head.*", "*"), (0.5, 0.2), count_noise=2.0)},
-        {"max_physical_batch": 3},
+        {"sampling": "shuffle", "max_grad_norm": AdaptiveClipping.flat(0.5, count_noise=2.0)},
+        {
+            "max_grad_norm": AdaptiveClipping(("head.*", "*"), (0.5, 0.2), count_noise=2.0),
+            "max_physical_batch": 3,
+        },
     ],
 )
 def test_resuming_is_as_if_nothing_had_happened(settings: dict[str, Any]) -> None:
@@ -674,11 +639,11 @@ def test_resuming_is_as_if_nothing_had_happened(settings: dict[str, Any]) -> Non
         return model, optimizer, engine_for(model, **settings).attach(optimizer)
 
     model, optimizer, engine = start()
-    train(engine, model, optimizer, 7)
-    through = values(model), checked(engine).get_privacy_spent(1e-5), engine.ledger
+    train(engine, model, optimizer, 5)
+    through = values(model), engine.ledger
 
     model, optimizer, engine = start()
-    for steps in (3, 2, 2):  # three rounds, with a new process in between
+    for steps in (2, 3):  # rounds, with a new process in between
         saved = json.loads(json.dumps(engine.state_dict()))
         kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         model, optimizer, engine = start()
@@ -687,8 +652,7 @@ def test_resuming_is_as_if_nothing_had_happened(settings: dict[str, Any]) -> Non
         optimizer.load_state_dict(kept[1])
         train(engine, model, optimizer, steps)
     assert torch.equal(values(model), through[0])
-    assert checked(engine).get_privacy_spent(1e-5) == through[1]
-    assert engine.ledger == through[2]
+    assert engine.ledger == through[1]
 
 
 def test_state_is_plain_and_keeps_no_seed_that_nobody_gave() -> None:
@@ -716,7 +680,8 @@ def test_a_pass_has_one_data_set() -> None:
 @pytest.mark.parametrize("secure_mode", [False, True])
 def test_without_a_seed_a_resumed_pass_is_a_new_pass(secure_mode: bool) -> None:
     """The rest of the old shuffle is unknown; an example of both would be charged once."""
-    settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "sampling": "shuffle", "seed": None}
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "sampling": "shuffle"}
+    settings |= {"seed": None, "accountant": "rdp"}
     state, entries = None, ()
     for _ in range(2):
         model = net()

@@ -131,7 +131,7 @@ def test_poisson_batches_follow_one_stream() -> None:
 
 
 def test_batches_of_fixed_size_are_uniform_subsets() -> None:
-    batches = draw(FixedSizeSampling(5, 2), 5, 20_000)
+    batches = draw(FixedSizeSampling(5, 2), 5, 10_000)
     outcomes = [tuple(batch.tolist()) for batch in batches]
     check_uniform(outcomes, list(combinations(range(5), 2)))
     check_pairs(outcomes, 10)
@@ -151,7 +151,7 @@ def test_an_epoch_has_each_example_once(kind: type[EpochBatches], batches: int) 
 
 
 def test_shuffled_epochs_are_uniform_and_differ() -> None:
-    batches = draw(ShuffledEpochs(2), 4, 12_000)
+    batches = draw(ShuffledEpochs(2), 4, 6000)
     assert {len(batch) for batch in batches} == {2}
     firsts = [tuple(sorted(batch.tolist())) for batch in batches[::2]]
     check_uniform(firsts, list(combinations(range(4), 2)))
@@ -163,7 +163,7 @@ def test_shuffled_batches_have_even_length() -> None:
 
 
 def test_balls_and_bins_allocates_independently() -> None:
-    batches = iter(draw(BallsAndBins(3), 2, 3 * 9000))
+    batches = iter(draw(BallsAndBins(3), 2, 3 * 4500))
     homes = []
     for epoch in zip(batches, batches, batches, strict=True):
         homes.append(tuple(next(b for b, batch in enumerate(epoch) if i in batch) for i in (0, 1)))

@@ -1,6 +1,6 @@
 """A block: each member's result is its own, whoever else is present, and private as alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -183,21 +183,11 @@ def test_a_member_has_the_same_bits_whoever_else_is_present(name: str, private: 
     place, rows = bench(name, private=private), planned_rows(members)
     everybody = place.train(members, rows=rows).values.clone()
     assert torch.isfinite(everybody).all()
-    for present in ([0], [5], [1, 2], [0, 3, 4], [1, 2, 3, 4, 5]):
+    for present in ([5], [0, 2, 3, 4]):
         some = [one if k in present else None for k, one in enumerate(members)]
         found = place.train(some, rows=rows).values
         for k in present:
             assert torch.equal(found[k], everybody[k]), (present, k)
-
-
-def test_a_member_has_the_same_bits_for_any_steps_of_the_others() -> None:
-    members = [member(k) for k in range(CLIENTS)]
-    place, rows = bench(), planned_rows(members)
-    everybody = place.train(members, rows=rows).values.clone()
-    for steps in ([1, 9, 4, 2, 3, 5], [0, 2, 1, 4, 7, 1]):
-        others = [member(k, steps=count) for k, count in enumerate(steps)]
-        others[3] = members[3]
-        assert torch.equal(place.train(others, rows=rows).values[3], everybody[3])
 
 
 def test_no_member_sees_another() -> None:
@@ -235,16 +225,18 @@ def test_members_whose_steps_have_ended_stay_where_they_are() -> None:
 # --- A block and each client alone ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("clipping", ["flat", "layers", "automatic", "adaptive"])
+@pytest.mark.parametrize(
+    ("name", "clipping"),
+    [("mlp", "flat"), ("cnn", "layers"), ("tokens", "automatic"), ("mlp", "adaptive")],
+)
 def test_a_block_agrees_with_each_client_alone_within_rounding(name: str, clipping: str) -> None:
-    members = [member(k, shape=MODELS[name][1], clipping=clipping) for k in range(CLIENTS)]
+    members = [member(k, shape=MODELS[name][1], clipping=clipping) for k in range(4)]
     place = bench(name)
     together = place.train(members)
     values = together.values.clone()
     local_sgd = LocalSettings(steps=4, batch_size=6, optimizer=OPTIMIZERS["sgd"])
     by_sgd = place.train(members, local=local_sgd).values.clone()
-    for k, one in enumerate(members):
+    for k, one in list(enumerate(members))[1::2]:
         alone = place.train([one])
         # Adam divides by the size of a gradient: where that is small, a last bit grows.
         assert (values[k] - alone.values[0]).abs().max() <= 2e-3
@@ -359,7 +351,8 @@ def test_batches_and_noise_are_each_clients_own_streams() -> None:
 
 
 def test_on_step_sees_batches_releases_and_mechanisms() -> None:
-    members = [member(0), None, member(3, steps=2), member(5, clipping="flat")]
+    divided = replace(member(5).mechanism, sampling=ShuffledEpochs(4))  # type: ignore[type-var]
+    members = [member(0), None, member(3, steps=2), replace(member(5), release=divided)]
     place, seen = bench(), watched()
     local = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=0.3))
     result = place.train(members, local=local, on_step=seen)
@@ -380,20 +373,6 @@ def test_on_step_sees_batches_releases_and_mechanisms() -> None:
         torch.testing.assert_close(result.values[k], start - 0.3 * moved, rtol=1e-4, atol=1e-6)
 
 
-def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
-    place = bench()
-
-    def trained(key: StreamKey, disturb: int) -> Tensor:
-        torch.manual_seed(disturb)
-        return place.train([replace(member(3), key=key)]).values[0].clone()
-
-    key = StreamKey(1, 2, 3)
-    base = trained(key, 1)
-    assert torch.equal(trained(key, 2), base)
-    for other in (StreamKey(2, 2, 3), StreamKey(1, 3, 3), StreamKey(1, 2, 4)):
-        assert not torch.equal(trained(other, 1), base)
-
-
 def test_secure_members_repeat_neither_batches_nor_noise() -> None:
     """Beside a seeded member, which does."""
     members = [replace(member(k, steps=3), secure=k != 1) for k in range(3)]
@@ -410,21 +389,6 @@ def test_secure_members_repeat_neither_batches_nor_noise() -> None:
     ]
     assert not torch.equal(first[0], again[0])
     assert not torch.equal(first[2], again[2]), "empty batches: the noise alone differs"
-
-
-def test_an_empty_batch_is_a_step_of_noise() -> None:
-    """Rate 0: every step still moves every value. Five standard errors: 6e-7 of false alarms."""
-    sampling, z, bound, batch = PoissonSampling(0.0), 1.0, 1.0, 6.0
-    step = DpSgdMechanism(sampling, FlatClipping(bound), z, batch)
-    local = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=1.0))
-    place = bench()
-    members = [replace(member(k, steps=4), release=step) for k in range(2)]
-    moved = place.train(members, local=local).values - place.shared.start_values
-    assert (moved != 0).all()
-    assert not torch.equal(moved[0], moved[1])
-    for row in moved:
-        expected = z * bound * 4**0.5 / batch
-        assert abs(row.std().item() / expected - 1) < 5 / (2 * row.numel()) ** 0.5
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout"])
@@ -447,46 +411,16 @@ def test_training_leaves_the_global_generators_alone(private: bool, name: str) -
     np.testing.assert_array_equal(np.random.rand(2), expected[1])  # noqa: NPY002
 
 
-@dataclass(frozen=True)
-class Recorded(Sampling):
-    """Remembers the batches that training drew."""
-
-    inner: Sampling
-    seen: list[list[int]]
-
-    @property
-    def sampling_rate(self) -> float:
-        return self.inner.sampling_rate
-
-    @classmethod
-    def for_client(cls, num_examples, batch_size, *, sampling_rate=None):
-        raise NotImplementedError
-
-    def event(self, mechanism):
-        return self.inner.event(mechanism)
-
-    def num_events(self, steps):
-        return self.inner.num_events(steps)
-
-    def draw_batches(self, num_examples, stream, *, epochs, first_step) -> Iterator[np.ndarray]:
-        for batch in self.inner.draw_batches(
-            num_examples, stream, epochs=epochs, first_step=first_step
-        ):
-            self.seen.append(batch.tolist())
-            yield batch
-
-
 def batches_of_rounds(
     sampling: Sampling, steps: int, rounds: int, *, secure: bool = False
 ) -> list[list[int]]:
-    recorded, place = Recorded(sampling, []), bench()
-    x, y = (part[torch.arange(30) % len(part)] for part in example_data((64,), 3))
-    step = DpSgdMechanism(recorded, FlatClipping(1.0), 1.0, 6.0)
+    """Return what one client draws from 30 examples."""
+    drawn = []
     for number in range(rounds):
-        taken = range(steps * number, steps * (number + 1))
-        key = StreamKey(1, 2, number + 1)
-        place.train([BlockMember(x, y, key, taken, step, secure=secure)])
-    return recorded.seen
+        key, first = StreamKey(1, 2, number + 1), steps * number
+        batches = key.draw_batches(sampling, 30, first_step=first, secure=secure)
+        drawn += [batch.tolist() for batch in islice(batches, steps)]
+    return drawn
 
 
 @pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
@@ -551,9 +485,10 @@ def by_torch(
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("most", [None, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "most"),
+    [("mlp", "sgd", 4), ("mlp", "momentum", None), ("cnn", "adam", 4), ("cnn", "adamw", None)],
+)
 def test_plain_blocks_equal_torchs_own_training_within_rounding(
     name: str, optimizer: str, most: int | None
 ) -> None:
@@ -587,8 +522,7 @@ def test_without_noise_and_clipping_training_is_full_batch_gradient_descent(name
     torch.testing.assert_close(private, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("most", [1, 5, 11])
+@pytest.mark.parametrize(("most", "private"), [(1, True), (5, False), (11, True)])
 def test_splitting_batches_changes_nothing_but_rounding(most: int, private: bool) -> None:
     """One noise draw and one step for each batch, however many padded batches it has."""
     sgd = SgdSettings(name="sgd", lr=0.3)

@@ -79,7 +79,7 @@ def test_large_weights_are_added_where_they_lie(
     check_rule(LinearUse, functional.linear, x, [(90, 100), (90,)], clients=clients)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(values, min_size=1, max_size=6), magnitudes, st.booleans())
 def test_squares_are_right_for_all_sizes(row: list[float], size: float, long: bool) -> None:
     x = torch.tensor([row, row[::-1]]) * size
@@ -187,7 +187,7 @@ def test_what_rounding_makes_of_zero_is_covered(path: str, length: int) -> None:
         assert norm >= released(use, index, 0).norm() * (1 - 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 40),
     st.integers(0, 10**6),

@@ -1,6 +1,5 @@
 """Convolutions of many channels, which torch's own runs for one client: the gradients are exact."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from fedsim.clients.gradients.per_example import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 
 GEOMETRIES = [
-    (dimensions, stride, dilation, padding)
-    for dimensions, stride, dilation in itertools.product((1, 2, 3), (1, 2), (1, 2))
-    for padding in (0, 1, *(("same",) if stride == 1 else ()))
+    *((1, 1, 1, "same"), (1, 2, 2, 0)),
+    *((2, 1, 1, 0), (2, 2, 1, 1), (2, 1, 2, "same"), (2, 2, 2, 0)),
+    *((3, 1, 2, 1), (3, 2, 1, 0)),
 ]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from fedsim.accountant import (
@@ -49,7 +48,7 @@ from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 Batches = Iterator[np.ndarray] | np.random.Generator
 
 Z, C, BATCH = 1.3, 0.5, 8.0
-FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`
+FIRST, SECOND = 90_000, 60_000  # dimensions of the two layers of `Pair`
 
 
 def stream(seed: int = 0) -> np.random.Generator:
@@ -207,12 +206,6 @@ def test_noise_has_the_promised_deviation_in_each_group(name: str) -> None:
             check_noise(wrong, claimed=step)
 
 
-@pytest.mark.parametrize("noise", [seeded(), SecureNoise()])
-def test_noise_is_normal(noise: NoiseSource) -> None:
-    gradient = released(FLAT, torch.zeros(1, FIRST), noise=noise)
-    assert stats.kstest(gradient.numpy() * BATCH / (Z * C), "norm").pvalue > 1e-7
-
-
 def test_noise_too_small_for_the_grid_is_refused() -> None:
     least = 4 * BATCH * 2.0**24 / 2.0**51
     parameters = dirac().parameters
@@ -245,7 +238,7 @@ def test_groups_together_are_one_gaussian_with_z(name: str) -> None:
     )
     one = PldAccountant().compose(PoissonSampled(0.1, mechanism), 100).get_epsilon(1e-5)
     flat = PldAccountant().compose(PoissonSampled(0.1, Gaussian(Z)), 100).get_epsilon(1e-5)
-    assert flat < one < flat * (1 + 1e-3), "the grid of 500,000 values costs a little"
+    assert flat < one < flat * (1 + 1e-3), "the grid of 150,000 values costs a little"
 
 
 def energy(step: DpSgdMechanism, groups: Groups) -> float:
@@ -395,20 +388,6 @@ def test_a_release_is_about_the_batch_alone() -> None:
     step = replace(FLAT, noise_multiplier=0.0)
     gradient = released(step, x, batches=iterate([0, 2]))
     torch.testing.assert_close(gradient * BATCH, torch.tensor([0.1, 0.0, 0.1]))
-
-
-@pytest.mark.parametrize("physical", [1, 3, 7, 100])
-def test_splitting_a_batch_changes_nothing(physical: int) -> None:
-    """One noise draw, one charge, the same sum but for the order of additions."""
-    torch.manual_seed(0)
-    x = torch.randn(20, 3)
-    step = DpSgdMechanism(PoissonSampling(0.7), FlatClipping(C), Z, BATCH)
-    split = replace(step, max_physical_batch=physical)
-    assert split.charges(0, 1) == step.charges(0, 1)
-    streams = [{"batches": stream(1), "noise": seeded(2)} for _ in range(2)]
-    whole = trained(step, x, steps=5, **streams[0])[1]
-    parts = trained(split, x, steps=5, **streams[1])[1]
-    torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-7)
 
 
 def test_splitting_bounds_the_batch_and_adds_up() -> None:

@@ -45,8 +45,7 @@ def result(descent: Descent, x: Tensor, y: Tensor, start: Tensor, order: np.ndar
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("batch", [N, 5])
+@pytest.mark.parametrize(("bias", "batch"), [(False, N), (True, 5)])
 def test_no_example_moves_the_result_further_than_proven(
     loss: LossName, bias: bool, batch: int
 ) -> None:
