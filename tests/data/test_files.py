@@ -117,13 +117,6 @@ def test_unfit_csv_is_refused(read_file, text, message, tmp_path):
     assert "\n" not in str(caught.value).partition("\nlines to paste")[0]
 
 
-def test_csv_in_another_encoding_is_refused(read_file, tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_bytes("a,y\n1,größe\n".encode("latin-1"))
-    with pytest.raises(DataError, match="UTF-8"):
-        read_file(path, "y")
-
-
 def test_missing_and_unknown_files(read_file, tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_file(tmp_path / "absent.csv", "y")
