@@ -161,13 +161,18 @@ def test_the_lines_can_be_applied_and_spend_the_same_epsilon(small: Advice, tmp_
     "overrides",
     [
         {"privacy__noise_multiplier": 2.0, "privacy__target_epsilon": None},
-        {"privacy__clients": {"careful": {"share": 0.4, "target_epsilon": 0.5}}},
         {"privacy__clients": {"0": {"sampling_rate": 0.3}}},
-        {"privacy__adjacency": {"name": "add_remove", "declared_examples": 100}},
+        {
+            "privacy__adjacency": {"name": "add_remove", "declared_examples": 100},
+            "privacy__clients": {"careful": {"share": 0.4, "target_epsilon": 0.5}},
+        },
         {"privacy__adjacency": "replace_one", "privacy__sampling": "fixed_size"},
         {"privacy__accountant": "rdp", "privacy__sampling": "balls_and_bins"},
-        {"federation__clients_per_round": 2, "privacy__noise": "secure"},
-        {"local__optimizer": {"name": "adam", "lr": 0.01}},
+        {
+            "federation__clients_per_round": 2,
+            "privacy__noise": "secure",
+            "local__optimizer": {"name": "adam", "lr": 0.01},
+        },
     ],
     ids=lambda one: " ".join(one),
 )
