@@ -174,9 +174,8 @@ def test_blocks_of_one_are_repeated_as_blocks_of_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_a_run_of_another_engine_is_computed_again(engine: str, tmp_path: Path) -> None:
-    replayed(run_of({"runtime.engine": engine, "runtime.workers": 1}, tmp_path / "r"))
+def test_a_run_in_other_processes_is_computed_again(tmp_path: Path) -> None:
+    replayed(run_of({"runtime.engine": "ray", "runtime.workers": 1}, tmp_path / "r"))
 
 
 # --- The command ----------------------------------------------------------------------------------
