@@ -126,12 +126,6 @@ def test_a_users_model_is_called_with_its_arguments_and_seeded(tmp_path):
     assert torch.equal(one.weight, again.get_parameter("weight"))
 
 
-def test_a_users_class_is_a_callable(tmp_path):
-    (tmp_path / "net.py").write_text(f"{HEAD}class Net(nn.Linear):\n    pass\n")
-    args = {"in_features": 3, "out_features": 2}
-    assert isinstance(build(tmp_path, name="./net.py:Net", args=args), nn.Linear)
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
