@@ -296,7 +296,7 @@ def test_the_bad_case_is_the_mixture_and_finite() -> None:
 def good_case_exactly(m: int, n: int, s: float, order: float) -> float:
     """The hypergeometric mixture of Gaussians against its mirror image."""
     upper, k = (n + 1) // 2, np.arange(0, m + 1)
-    weights = hypergeom(n, upper, m).pmf(k)
+    weights = hypergeom.pmf(k, n, upper, m)
     centres = k - m / 2  # sum of i halves and m - i minus halves
     x = np.linspace(-30.0, 30.0, 6001)
     density = norm.pdf(x[:, None], centres, s) @ weights
