@@ -100,7 +100,6 @@ ALL = [[0, 1, 2, 3]] * ROUNDS
     [
         ("local_only", 0.0, None),
         ({"name": "mr_mtl", "mean_weight": 0.8}, 0.8, PRIVATE),
-        pytest.param("local_only", 0.0, PRIVATE, marks=pytest.mark.slow),
         pytest.param("mr_mtl", 1.0, None, marks=pytest.mark.slow),
     ],
 )
@@ -115,15 +114,6 @@ def test_models_and_scores_are_those_of_the_formula(
     assert result.metrics["test_mse"] == pytest.approx(np.mean(scores), rel=1e-6)
     assert result.metrics["test_mse"] != pytest.approx(np.mean((x @ center - y) ** 2), rel=1e-5)
     assert verify_run(RunDirectory.open(result.path)).problems == ()
-
-
-@pytest.mark.slow
-def test_without_a_pull_mr_mtl_is_local_training(tmp_path: Path) -> None:
-    models = [
-        final(run(tmp_path, strategy, out))
-        for strategy, out in (("local_only", "a"), ({"name": "mr_mtl", "mean_weight": 0}, "b"))
-    ]
-    np.testing.assert_array_equal(models[0], models[1])
 
 
 @pytest.mark.slow

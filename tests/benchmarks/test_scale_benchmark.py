@@ -1,10 +1,13 @@
 """The benchmark runs; docs/explain/scale.md shows the figures of its records."""
 
+import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType
+from subprocess import CompletedProcess
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,9 +16,19 @@ import pytest
 def test_the_benchmark_measures_a_run_of_each_size(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    record = tmp_path / "r.json"
+    """With the command of each run performed in this process."""
+    record, scale = tmp_path / "r.json", script("scale")
+
+    def here(command: Sequence[str], **_: object) -> CompletedProcess[str]:
+        out = io.StringIO()
+        with monkeypatch.context() as patch, redirect_stdout(out):
+            patch.setattr(sys, "argv", command[1:])
+            scale.main()
+        return CompletedProcess(command, 0, out.getvalue())
+
+    monkeypatch.setattr(scale, "subprocess", SimpleNamespace(run=here))
     monkeypatch.setattr(sys, "argv", ["scale.py", "--quick", "--json", str(record)])
-    script("scale").main()
+    scale.main()
     found = json.loads(record.read_text())
     assert set(found["runs"]) == {"4", "8", "12"}
     cases = {number["case"] for number in found["numbers"]}
@@ -35,6 +48,8 @@ def test_every_part_is_measured(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     record, parts = tmp_path / "r.json", script("scale_parts")
+    monkeypatch.setattr(parts, "PARTICIPANTS", 50)
+    monkeypatch.setattr(parts, "KINDS", 5)
     monkeypatch.setattr(sys, "argv", ["scale_parts.py", "--quick", "--json", str(record)])
     parts.main()
     found = json.loads(record.read_text())

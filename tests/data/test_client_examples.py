@@ -120,7 +120,7 @@ def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
             "partition": {"scheme": "iid", "num_clients": 3},
         },
         "model": {"name": "mlp", "args": {"hidden": [4]}},
-        "federation": {"rounds": 2},
+        "federation": {"rounds": 1},
         "local": {"steps": 2, "batch_size": 4},
         "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
     }

@@ -57,7 +57,6 @@ def test_text_classes_are_numbered_over_training_and_test_together():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((X, [0, 1]), "3 rows of features and 2 targets"),
         ((np.ma.masked_equal(X, 2.0), [0, 1, 2]), "x is a masked array with missing values"),
         (([[1.0], [1.0, 2.0], [3.0]], [0, 1, 2]), "equal length"),
         (([["a"], ["b"], ["c"]], [0, 1, 2]), "x must be numeric"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant as OracleAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import hypergeom, norm
 
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, rdp_sampled_gaussian
@@ -51,6 +53,7 @@ def published(q: float, z: float, order: int, *, tightened: bool) -> float:
     with mp.workdps(300):
         q, inverse = mp.mpf(q), 2 / mp.mpf(z) ** 2  # 1 / (2 z_r^2)
 
+        @cache
         def base(k: int) -> Any:
             return mp.fsum(
                 (-1) ** (k - i) * mp.binomial(k, i) * mp.exp(i * (i - 1) * inverse)
@@ -191,11 +194,15 @@ def quadrature(order: float, mean_p: float, std_p: float, mean_q: float, std_q: 
         return float(mp.log(mp.quad(integrand, marks)) / (order - 1))
 
 
-PAIRS = [(0.0, 1.0, 1.0, 2.0), (1.0, 2.0, -0.5, 1.7), (0.0, 1.0, 1.0, 1.0), (0.3, 1.0, 0.3, 1.001)]
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("order", [0.25, 1.3, 2.9])
+@pytest.mark.parametrize(
+    ("order", "pair"),
+    [
+        (0.25, (0.0, 1.0, 1.0, 2.0)),
+        (1.3, (1.0, 2.0, -0.5, 1.7)),
+        (2.9, (0.0, 1.0, 1.0, 1.0)),
+        (2.9, (0.3, 1.0, 0.3, 1.001)),
+    ],
+)
 def test_equals_the_definition(order: float, pair: tuple[float, float, float, float]) -> None:
     assert renyi_gaussians(order, *pair) == pytest.approx(quadrature(order, *pair), rel=1e-9)
 
@@ -289,21 +296,12 @@ def test_the_bad_case_is_the_mixture_and_finite() -> None:
 def good_case_exactly(m: int, n: int, s: float, order: float) -> float:
     """The hypergeometric mixture of Gaussians against its mirror image."""
     upper, k = (n + 1) // 2, np.arange(0, m + 1)
-    with mp.workdps(25):
-        weights = [
-            mp.binomial(upper, int(i)) * mp.binomial(n - upper, m - int(i)) / mp.binomial(n, m)
-            for i in k
-        ]
-        centres = [int(i) - mp.mpf(m) / 2 for i in k]  # sum of i halves and m - i minus halves
-
-        def density(x: Any) -> Any:
-            return mp.fsum(w * mp.npdf(x, c, s) for w, c in zip(weights, centres, strict=True))
-
-        def integrand(x: Any) -> Any:
-            return density(-x) * (density(x) / density(-x)) ** order
-
-        marks = [-30, -10, -5, -2, 0, 2, 5, 10, 30]
-        return float(mp.log(mp.quad(integrand, marks)) / (order - 1))
+    weights = hypergeom.pmf(k, n, upper, m)
+    centres = k - m / 2  # sum of i halves and m - i minus halves
+    x = np.linspace(-30.0, 30.0, 6001)
+    density = norm.pdf(x[:, None], centres, s) @ weights
+    mirrored = density[::-1]
+    return math.log(np.trapezoid(mirrored * (density / mirrored) ** order, x)) / (order - 1)
 
 
 def test_the_good_case_has_the_variance_of_sampling_without_replacement() -> None:

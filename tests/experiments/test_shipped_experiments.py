@@ -19,8 +19,16 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 COMPARISONS = sorted([*FOLDER.glob("compare_*.yaml"), FOLDER / "parameters.yaml"])
 EXPERIMENTS = sorted(set(FOLDER.glob("*.yaml")) - set(COMPARISONS))
 
-# Rounds in the slow stage of those that take a minute; the long stage has all of their rounds.
-SHORTER = {"digits_distributed_mlp": 60, "many_users": 10, "users_ftrl": 200}
+# Rounds in the slow stage of those that take many seconds; the long stage has all of their rounds.
+SHORTER = {
+    "digits_distributed_mlp": 20,
+    "digits_mlp": 30,
+    "digits_skewed": 10,
+    "digits_zeroth_order": 4,
+    "many_users": 4,
+    "movielens": 2,  # test_compare_movielens.py has all rounds
+    "users_ftrl": 40,
+}
 SHIPPED = [
     *(
         pytest.param(path, SHORTER.get(path.stem), id=path.stem, marks=pytest.mark.slow)

@@ -33,7 +33,7 @@ def personal(model: nn.Module, settings: dict[str, Any], **options: Any) -> nn.M
 
 def test_ditto_reaches_the_minimum_of_its_penalised_loss() -> None:
     model, penalty = linear(), 0.7
-    settings = {"method": "ditto", "proximal_weight": penalty, "steps": 3000, "lr": 0.05}
+    settings = {"method": "ditto", "proximal_weight": penalty, "steps": 300, "lr": 0.2}
     design = np.column_stack([X, np.ones(len(X))]).astype(np.float64)
     curvature = 2 / len(X) * design.T @ design + penalty * np.eye(4)
     slope = 2 / len(X) * design.T @ Y.astype(np.float64)[:, 0] + penalty * weights(model)

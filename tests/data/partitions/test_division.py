@@ -58,6 +58,12 @@ def ages(data: FederatedData) -> list[list[int]]:
     return [sorted(client.features[:, 0].astype(int).tolist()) for client in data.clients]
 
 
+def on_one_client(data: FederatedData) -> bool:
+    """Return whether every example is on one client or in the test set."""
+    found = np.concatenate([*ages(data), data.test.features[:, 0].astype(int)])
+    return sorted(found.tolist()) == list(range(30))
+
+
 def town(**more: Any) -> dict[str, Any]:
     return {"dataset": {"path": "h.csv", "target": "ill", "columns": more}}
 
@@ -69,7 +75,7 @@ def test_a_client_for_each_value_of_a_column(tmp_path: Path) -> None:
     bonn, koeln = ages(data)
     assert all(age % 3 for age in bonn)
     assert not any(age % 3 for age in koeln)
-    assert len(bonn) + len(koeln) + len(data.test) == 30
+    assert on_one_client(data)
 
 
 def test_values_that_are_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
@@ -155,8 +161,10 @@ def test_files_of_one_name_are_named_by_folder(tmp_path: Path) -> None:
 
 
 def test_a_function_says_the_client_of_each_example(tmp_path: Path) -> None:
-    low, high = ages(load(tmp_path, {"scheme": "./p.py:halves"}))
+    halves = load(tmp_path, {"scheme": "./p.py:halves"})
+    low, high = ages(halves)
     assert max(low) < 15 <= min(high)
+    assert on_one_client(halves)
     data = load(tmp_path, {"scheme": "./p.py:names", "num_clients": 2})
     assert data.client_names == ("a", "b")
     assert load(tmp_path, {"scheme": "./p.py:mapping"}).clients.sizes == [5, 19]
@@ -211,13 +219,6 @@ def test_partitioners_of_flwr_datasets_by_their_names(
     ):
         with pytest.raises(DataError, match=message):
             load(tmp_path, {"scheme": "DirichletPartitioner", **scheme})
-
-
-def test_every_example_is_on_one_client(tmp_path: Path) -> None:
-    for scheme in ({"scheme": "column", "column": "town"}, {"scheme": "./p.py:halves"}):
-        data = load(tmp_path, scheme, **town(**({} if "column" in scheme else {"town": "drop"})))
-        found = np.concatenate([*ages(data), data.test.features[:, 0].astype(int)])
-        assert sorted(found.tolist()) == list(range(30))
 
 
 def test_an_archive_may_name_the_client_of_each_example(tmp_path: Path) -> None:

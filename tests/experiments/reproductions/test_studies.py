@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from opacus.accountants.utils import get_noise_multiplier
+from opacus.accountants import RDPAccountant
 from scipy.io import savemat
 from sklearn.model_selection import train_test_split
 
@@ -151,14 +151,10 @@ def test_the_noise_of_flamby_is_that_of_opacus_for_fifteen_epochs() -> None:
             settings = clients[str(client)]
             rate = 1 / math.ceil(patients / 4)
             assert settings["sampling_rate"] == pytest.approx(rate)
-            noise = get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=privacy["delta"],
-                sample_rate=rate,
-                epochs=15,
-                accountant="rdp",
-            )
-            assert settings["noise_multiplier"] == pytest.approx(noise, abs=1e-4)
+            theirs = RDPAccountant()
+            theirs.history = [(settings["noise_multiplier"], rate, round(15 / rate))]
+            spent = theirs.get_epsilon(privacy["delta"])
+            assert epsilon - 0.01 < spent <= epsilon  # where Opacus ends its search for the noise
 
 
 @pytest.mark.long

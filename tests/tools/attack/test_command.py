@@ -33,10 +33,10 @@ def audit(tmp_path: Path) -> Any:
 
 
 def test_a_sound_federation_ends_with_0(audit: Any) -> None:
-    found = audit("--clients", "3", "--steps", "200")
+    found = audit("--clients", "3", "--steps", "20")
     assert found.exit_code == 0, found.output
     last = found.stdout.splitlines()[-1]
-    assert last == "audited: no claim is violated (3 clients, 200 steps each, confidence 0.999)"
+    assert last == "audited: no claim is violated (3 clients, 20 steps each, confidence 0.999)"
     assert "the 3 largest claims of 4 clients" in found.stdout
     assert max(map(len, found.stdout.splitlines()[:12])) <= 80
     heads = [line for line in found.stdout.splitlines() if line.startswith(" client ")]
@@ -56,7 +56,7 @@ def test_a_violation_ends_with_1_and_says_what(audit: Any, monkeypatch: pytest.M
         rows *= 0.7
 
     monkeypatch.setattr(release, "fill_rows_", smaller)
-    found = audit("--clients", "1", "--steps", "200", "--quiet")
+    found = audit("--clients", "1", "--steps", "20", "--quiet")
     assert found.exit_code == 1
     assert "violations found" in found.stdout
     assert all(line.startswith("client ") for line in found.stderr.splitlines())
@@ -89,7 +89,10 @@ def test_where_no_canary_was_drawn_nothing_is_said_of_it(audit: Any) -> None:
 
 
 def test_steps_are_whole_rounds(audit: Any) -> None:
-    assert json.loads(audit("--steps", "7", "--quiet", "--json").stdout)["steps"] == 10
+    assert (
+        json.loads(audit("--clients", "1", "--steps", "7", "--quiet", "--json").stdout)["steps"]
+        == 10
+    )
 
 
 @pytest.mark.parametrize(

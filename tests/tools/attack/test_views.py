@@ -59,7 +59,7 @@ def test_the_noise_of_others_is_that_of_a_simulated_federation() -> None:
 
 def test_every_view_shows_less_than_the_claim_and_the_later_ones_less() -> None:
     """One of four clients is audited, so the noise of the others is scaled from their charges."""
-    found = audit_experiment(load_experiment(CONTENT), clients=1, steps=150)
+    found = audit_experiment(load_experiment(CONTENT), clients=1, steps=40)
     (client,) = found.clients
     views = client.views
     assert views is not None

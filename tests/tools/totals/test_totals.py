@@ -190,7 +190,7 @@ FOREIGN: list[Any] = [
 
 def test_events_of_dp_accounting_have_their_epsilon(tmp_path: Path) -> None:
     account = account_of([read_source(written(tmp_path / "e.json", FOREIGN))], delta=1e-5)
-    theirs = PLDAccountant()
+    theirs = PLDAccountant(value_discretization_interval=1e-3)
     step = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0))
     theirs.compose(step, 10).compose(dp.LaplaceDpEvent(10.0))
     assert theirs.get_epsilon(1e-5) <= account.largest.epsilon <= theirs.get_epsilon(1e-5) + 0.11
