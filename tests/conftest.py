@@ -100,6 +100,33 @@ def fresh_demand(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(release, "_DEMAND", release.Demand())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_probe() -> Iterator[dict[str, int]]:
+    """Let runs measure fewer values of noise before round 1, which was half of a small run.
+
+    The false-alarm rate stays, and large faults are found. Tests of the probe use `whole_probe`.
+    """
+    from fedsim.federation import release_probes
+
+    whole = {name: getattr(release_probes, name) for name in _PROBED_VALUES}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in whole:
+            patch.setattr(release_probes, name, 1 << 8)
+        yield whole
+
+
+_PROBED_VALUES = ("NUM_NOISE_VALUES", "MIN_CLIENT_VALUES")
+
+
+@pytest.fixture
+def whole_probe(small_probe: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs measure as many values of noise before round 1 as those of a user."""
+    from fedsim.federation import release_probes
+
+    for name, values in small_probe.items():
+        monkeypatch.setattr(release_probes, name, values)
+
+
 @pytest.fixture(scope="session")
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""

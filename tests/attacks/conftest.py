@@ -1,9 +1,9 @@
-"""What several attacks share: programs, processes that begin at once, a small probe."""
+"""What several attacks share: programs, and processes that begin at once."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -53,16 +53,3 @@ def at_once() -> Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]:
             return [json.loads(line) for line in stream]
 
     return call
-
-
-@pytest.fixture(scope="module")
-def small_probe() -> Iterator[None]:
-    """Let runs of a module measure fewer values of noise before round 1: half of a small run.
-
-    It has the same false-alarm rate, and finds large faults only. The test of the probe itself is
-    test_a_wrong_mechanism_never_starts.py.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("NUM_NOISE_VALUES", "MIN_CLIENT_VALUES"):
-            patch.setattr(f"fedsim.federation.release_probes.{name}", 1 << 8)
-        yield

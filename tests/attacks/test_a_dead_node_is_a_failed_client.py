@@ -27,8 +27,6 @@ from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
 from fedsim.tools.deployment.client_app import LEDGER, collect_ledgers, ledger_reply
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 VICTIM = 2

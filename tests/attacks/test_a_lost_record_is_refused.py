@@ -15,8 +15,6 @@ from fedsim.runs.resume import contradictions
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "lost",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},

@@ -27,8 +27,6 @@ from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.tools.replay import replay_run
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 CLIENT, ROUND = 2, 2
 EXPERIMENT: dict[str, Any] = {
     "name": "patched",

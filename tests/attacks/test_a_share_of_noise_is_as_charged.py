@@ -21,6 +21,8 @@ from fedsim.noise import release
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.attack.findings import Audit, ClientAudit
 
+pytestmark = pytest.mark.usefixtures("whole_probe")
+
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 Mutation = Callable[[pytest.MonkeyPatch], None]
 

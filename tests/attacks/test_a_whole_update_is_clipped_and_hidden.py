@@ -18,6 +18,8 @@ from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mech
 from fedsim.noise import release
 from fedsim.tools.attack.audit import audit_experiment
 
+pytestmark = pytest.mark.usefixtures("whole_probe")
+
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 TRUST = ["local", "distributed", "central"]
 Mutation = Callable[[pytest.MonkeyPatch], None]

@@ -24,6 +24,8 @@ from fedsim.noise import release
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.runs.runner import run_experiment
 
+pytestmark = pytest.mark.usefixtures("whole_probe")
+
 EXPERIMENT: dict[str, Any] = {
     "name": "probed",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},

@@ -19,8 +19,6 @@ from fedsim.data.settings import FileDataset
 from fedsim.experiment import ExperimentError, json_schema, load_experiment
 from fedsim.federation.assembly import full_batch_note
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "absurd",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},

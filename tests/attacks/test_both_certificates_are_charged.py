@@ -26,7 +26,6 @@ else:  # beside this file; the tests are no package
     _SPEC.loader.exec_module(_MODULE)
     Forger = _MODULE.Forger
 
-pytestmark = pytest.mark.usefixtures("small_probe")
 
 MIN_CLIENTS, ROUNDS, DELTA = 4, 3, 1e-3
 HONEST = MIN_CLIENTS - 1

@@ -20,8 +20,6 @@ from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.tracking.callbacks import RunCallback
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "disk",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},

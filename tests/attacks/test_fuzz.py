@@ -26,8 +26,6 @@ import torch
 from fedsim.cli import main
 from fedsim.core.plugin_errors import original_functions, replaced_functions
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "20"))
 FIRST = int(os.environ.get("FEDSIM_FUZZ_FIRST", "0"))
 PROCESSOR_SECONDS = 10.0  # of this process, for one case

@@ -21,8 +21,6 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "stop",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},

@@ -15,7 +15,6 @@ import fedsim.report.run
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes"),
-    pytest.mark.usefixtures("small_probe"),
 ]
 
 

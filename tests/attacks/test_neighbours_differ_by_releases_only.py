@@ -37,7 +37,6 @@ else:
 
     neighbours, settings_space = _beside("neighbours"), _beside("settings_space")
 
-pytestmark = pytest.mark.usefixtures("small_probe")
 
 CHOICES: list[dict[str, str]] = [
     {},

@@ -25,8 +25,6 @@ from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import EngineError
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "mistaken",
     "data": {"dataset": "./plug.py:load", "partition": {"scheme": "iid", "num_clients": 2}},

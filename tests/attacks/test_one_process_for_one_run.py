@@ -19,8 +19,6 @@ from fedsim.runs.files import LOCK, RunInUseError, RunLock, hold_run, refuse_in_
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 pytest.importorskip("fcntl", reason="a platform without file locks has one process")
 
 EXPERIMENT: dict[str, Any] = {

@@ -17,8 +17,6 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateRequest
 from fedsim.runs.runner import run_experiment
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 METHODS = (
     {"method": "fine_tune", "steps": 5},
     {"method": "ditto", "steps": 5},

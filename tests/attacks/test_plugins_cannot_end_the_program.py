@@ -11,8 +11,6 @@ import pytest
 from fedsim.cli import main
 from fedsim.core.plugin_errors import MAX_ERROR_CHARS
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT = """\
 name: hostile
 data: {{dataset: ./plug.py:load, partition: {{scheme: iid, num_clients: 2}}}}

@@ -28,8 +28,6 @@ from fedsim.runs.runner import run_experiment
 from fedsim.tools.deployment.flower_app import PACKAGE, write_app
 from fedsim.tracking.callbacks import RunCallback
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 PLUGIN = """
 import numpy as np
 import torch

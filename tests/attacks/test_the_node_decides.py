@@ -38,8 +38,6 @@ from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.tools.deployment.private_files import DeploymentError
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 EXPERIMENT: dict[str, Any] = {
     "name": "asked",
     "data": {"dataset": "digits", "partition": {"scheme": "dirichlet", "num_clients": 2}},

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedsim.clients import PrivacyEngine
 from fedsim.runs.runner import RunResult, run_experiment
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 DECLARED = 24
 DATA = """
 import numpy as np

@@ -14,6 +14,8 @@ from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mech
 from fedsim.noise.sources import SeededNoise
 from fedsim.tools.attack.audit import audit_experiment
 
+pytestmark = pytest.mark.usefixtures("whole_probe")
+
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 Mutation = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,8 +13,6 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import RunFailedError, run_experiment
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 OWN = """
 from fedsim.algorithms.built_in.fedavg import FedAvg
 from fedsim.algorithms.built_in.scaffold import Scaffold

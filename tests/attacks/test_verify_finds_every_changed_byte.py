@@ -36,7 +36,6 @@ else:  # beside this file; the tests are no package
     Forger = _MODULE.Forger
     refusal = _MODULE.refusal
 
-pytestmark = pytest.mark.usefixtures("small_probe")
 
 EXPERIMENT: dict[str, Any] = {
     "name": "whole",

@@ -32,8 +32,6 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.tools.replay import replay_run
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 AUGMENT = [ViewSettings(shift=1), ViewSettings(noise=0.2)]
 LOCAL = LocalSettings(
     steps=1, batch_size=12, optimizer=SgdSettings(name="sgd", lr=1.0), augmentation_multiplicity=3
@@ -139,6 +137,7 @@ def test_the_charge_is_that_of_one_view_and_the_run_can_be_replayed(tmp_path: Pa
     assert replay_run(RunDirectory.open(viewed.path)).problems == ()
 
 
+@pytest.mark.usefixtures("whole_probe")
 def test_a_sum_over_views_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each view clipped by itself, and added: K times the bound."""
     federation = assemble(load_experiment(experiment(augmentation_multiplicity=3)), ledger=None)

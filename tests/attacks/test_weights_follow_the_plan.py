@@ -15,8 +15,6 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engines import LocalEngine, LocalGrid
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 LIAR = 1
 SLOW_CASES = [("additive", 5000), ("secagg", 1), ("secagg", 5000)]
 PRIVACY = {

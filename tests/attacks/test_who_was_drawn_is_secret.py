@@ -16,8 +16,6 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.server.participation.participation import Participation
 
-pytestmark = pytest.mark.usefixtures("small_probe")
-
 CLIENTS, ROUNDS = 6, 2
 EXPERIMENT: dict[str, Any] = {
     "name": "drawn",

@@ -20,6 +20,8 @@ from fedsim.federation.release_probes import PROBES
 from fedsim.noise import release
 from fedsim.noise.sources import DEVIATION
 
+pytestmark = pytest.mark.usefixtures("whole_probe")
+
 EXPERIMENT: dict[str, Any] = {
     "name": "probed",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},

@@ -76,6 +76,7 @@ def half_noise_in_one_group(step: mechanism.DpSgdMechanism, groups: Any) -> tupl
 ORIGINAL = mechanism.DpSgdMechanism.grid_steps
 
 
+@pytest.mark.usefixtures("whole_probe")
 def test_too_little_noise_in_one_group_is_found_before_round_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

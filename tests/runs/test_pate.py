@@ -226,6 +226,7 @@ def test_what_knows_no_votes_refuses_them(tmp_path: Path) -> None:
         check_experiment(NodePolicy(), loaded)
 
 
+@pytest.mark.usefixtures("whole_probe")
 @pytest.mark.parametrize("trust", [SUMS, {"privacy.trust": "local"}, {}])
 @pytest.mark.parametrize("wrong", ["noise", "vote"])
 def test_noise_or_votes_that_are_not_charged_never_start(
@@ -247,6 +248,7 @@ def test_noise_or_votes_that_are_not_charged_never_start(
         probe_mechanisms(federation)
 
 
+@pytest.mark.usefixtures("whole_probe")
 @pytest.mark.parametrize(("check", "vote"), [(0.5, 1.4), (1.4, 0.5)])
 def test_noise_of_one_ballot_makes_up_for_none_in_the_other(
     monkeypatch: pytest.MonkeyPatch, check: float, vote: float

@@ -232,6 +232,7 @@ def test_audit_and_deployment_refuse_it_by_name(tmp_path: Path) -> None:
         write_app(loaded, tmp_path / "app")
 
 
+@pytest.mark.usefixtures("whole_probe")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_probe_finds_less_noise_than_charged(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -224,6 +224,7 @@ def test_a_client_that_is_asked_one_round_too_early_refuses(
     assert "at least 4 apart" in problems[0]
 
 
+@pytest.mark.usefixtures("whole_probe")
 def test_noise_that_is_not_correlated_as_charged_never_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

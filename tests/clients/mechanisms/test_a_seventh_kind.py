@@ -222,6 +222,7 @@ def doubled(event: Event) -> Event:
     return replace(cast(EpsilonDelta, event), epsilon=2.0 * cast(EpsilonDelta, event).epsilon)
 
 
+@pytest.mark.usefixtures("whole_probe")
 def test_its_probe_finds_less_noise_and_a_larger_update() -> None:
     """And no fault in the right kind: every run is probed."""
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
