@@ -301,13 +301,17 @@ def test_own_sampling_rates_set_the_batches(sampling: str, share: float) -> None
         {
             "privacy.clients": {"1": {"sampling_rate": 0.05}},
             "privacy.sampling": sampling,
-            "privacy.accountant": "rdp",  # in a tenth of the time
-            "privacy.target_epsilon": 2.0,
+            "privacy.target_epsilon": None,
+            "privacy.noise_multiplier": 1.0,
         }
     )[:2]
     rates = [one.release_as(DpSgdMechanism).sampling.sampling_rate for one in (first, second)]
     assert rates[1] == pytest.approx(share)  # 72 examples, batches of 4
     assert rates[0] >= 0.2
+
+
+def test_a_smaller_sampling_rate_needs_less_noise() -> None:
+    first, second = plans_of({"privacy.clients": {"1": {"sampling_rate": 0.05}}})[:2]
     assert second.noise_multiplier < first.noise_multiplier
 
 

@@ -54,8 +54,9 @@ def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r")
     assert problems(result.path) == ""
     shutil.rmtree(result.path / "checkpoint")
-    assert problems(result.path) == ""
-    (unchecked,) = verify_run(RunDirectory.open(result.path)).unchecked
+    found = verify_run(RunDirectory.open(result.path))
+    assert found.problems == ()
+    (unchecked,) = found.unchecked
     assert unchecked.startswith("checkpoint/, which was kept back")
 
 

@@ -106,19 +106,19 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "mlp", "args": {"hidden": [8]}},
     "federation": {"rounds": 2},
     "local": {"steps": 2, "batch_size": 32},
-    "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
 
 
+@pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_without_an_address_a_cluster_on_this_machine_is_left_alone(
-    machines: Any, tmp_path: Path
+    machines: Any, engine: str, tmp_path: Path
 ) -> None:
     """Ray itself would join it, and refuse to say how many processors it may use."""
-    for name in ("ray", "flower"):
-        runtime = {"engine": name, "workers": 2}
-        run = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / name)
-        assert len(run.rounds) == 2
-        assert len(machines.list_all_nodes()) == 2
+    runtime = {"engine": engine, "workers": 2}
+    run = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "run")
+    assert len(run.rounds) == 2
+    assert len(machines.list_all_nodes()) == 2
 
 
 # The loss of one step, on a worker of a machine that is not the head's, names its machine through a
