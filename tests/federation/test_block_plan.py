@@ -15,14 +15,14 @@ EQUAL_BATCHES, BATCHES = st.just(16.0), st.floats(0.5, 64)
 
 @st.composite
 def plans(draw: st.DrawFn, batches: st.SearchStrategy[float] = EQUAL_BATCHES) -> BlockPlan:
-    """Draw a plan of up to 300 clients."""
-    clients = draw(st.integers(1, 300))
+    """Draw a plan of up to 80 clients."""
+    clients = draw(st.integers(1, 80))
     participation = Participation(
         draw(st.integers(0, 9)), clients, draw(st.integers(1, clients)), rounds=3
     )
     expected = st.lists(batches, min_size=clients, max_size=clients)
     free = draw(st.sampled_from((0, 100)))
-    return BlockPlan(participation, draw(st.integers(1, 140)), tuple(draw(expected)), free)
+    return BlockPlan(participation, draw(st.integers(1, 40)), tuple(draw(expected)), free)
 
 
 @given(plans(BATCHES), st.integers(1, 3))

@@ -78,7 +78,11 @@ def test_epochs_that_reveal_or_contradict_are_refused(
 
 
 def test_a_declared_size_sets_the_steps_of_all(tmp_path: Path) -> None:
-    declared = {"privacy.adjacency": {"name": "add_remove", "declared_examples": 320}}
+    declared = {
+        "privacy.adjacency": {"name": "add_remove", "declared_examples": 320},
+        "privacy.target_epsilon": None,
+        "privacy.noise_multiplier": 1.0,
+    }
     path = run_experiment(EXPERIMENT, overrides=declared, out=tmp_path / "run").path
     clients = RunDirectory(path).read_json("privacy.json")["clients"]
     assert {one["steps"] / one["rounds"] for one in clients if one["rounds"]} == {15.0}

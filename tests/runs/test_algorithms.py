@@ -17,7 +17,7 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.tools.replay import replay_run
 
-PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 OUTPUT = {
     "mechanism": {"name": "output_perturbation", "max_feature_norm": 1.0},
     **{"target_epsilon": 10.0, "delta": 1e-3},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
@@ -126,10 +127,15 @@ def private(**changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> fedsim.RunResult:
+    return run_experiment(private(), out=tmp_path_factory.mktemp("asynchronous") / "here")
+
+
 def test_each_client_is_charged_for_its_trainings_and_a_resumed_run_is_the_same(
-    tmp_path: Path, stop_after: Any
+    here: fedsim.RunResult, tmp_path: Path, stop_after: Any
 ) -> None:
-    whole = run_experiment(private(), out=tmp_path / "whole")
+    whole = here
     run_experiment(private(), out=tmp_path / "part", callback=stop_after(4))
     again = run_experiment(private(), out=tmp_path / "part", resume=True)
     for name in ("model.safetensors", "ledger.jsonl"):
@@ -162,19 +168,13 @@ def test_a_model_that_clients_train_from_is_not_lost(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"runtime": {"engine": "ray", "workers": 2}},
-        {"local": {"steps": 2, "batch_size": 20, "vectorized_clients": "off"}},
-    ],
+    "overrides",
+    [{"runtime": {"engine": "ray", "workers": 2}}, {"local.vectorized_clients": "off"}],
 )
 def test_other_engines_train_from_the_same_versions(
-    changes: dict[str, Any], tmp_path: Path, shared_ray: None
+    overrides: dict[str, Any], here: fedsim.RunResult, tmp_path: Path, shared_ray: None
 ) -> None:
-    local = {"steps": 2, "batch_size": 20}
-    here = run_experiment(private(local=local), out=tmp_path / "here")
-    there = run_experiment(private(**{"local": local, **changes}), out=tmp_path / "there")
-    assert (here.path / "ledger.jsonl").exists()
+    there = run_experiment(private(), overrides=overrides, out=tmp_path / "there")
     for name, value in load_file(here.path / "model.safetensors").items():
         other = load_file(there.path / "model.safetensors")[name]
         np.testing.assert_allclose(other, value, atol=1e-5)
@@ -188,15 +188,10 @@ def test_other_engines_train_from_the_same_versions(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"strategy": {"name": "fedadam"}},
-        {"strategy": "fedmedian"},
-        {"strategy": "fednova"},
-    ],
+    [{"strategy": "fedadam"}, {"strategy": "fedmedian"}, {"strategy": "fednova"}],
 )
 def test_other_algorithms_take_stale_updates(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = private()
-    settings["federation"] = {**settings["federation"], **changes}
+    settings = private(federation={"rounds": 4, "participation": BUFFERED, **changes})
     run = run_experiment(settings, out=tmp_path / "r")
     assert verify_run(RunDirectory(run.path)).problems == ()
     assert replay_run(RunDirectory(run.path)).problems == ()
@@ -218,7 +213,8 @@ def test_other_algorithms_take_stale_updates(changes: dict[str, Any], tmp_path: 
     ],
 )
 def test_other_mechanisms_train_asynchronously(privacy: dict[str, Any], tmp_path: Path) -> None:
-    run = run_experiment(private(privacy=privacy), out=tmp_path / "r")
+    federation = {"rounds": 4, "participation": BUFFERED}
+    run = run_experiment(private(privacy=privacy, federation=federation), out=tmp_path / "r")
     assert verify_run(RunDirectory(run.path)).problems == ()
     assert replay_run(RunDirectory(run.path)).problems == ()
 

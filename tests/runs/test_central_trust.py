@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
         "dataset": "digits",
         "partition": {"scheme": "dirichlet", "num_clients": 4, "alpha": 1.0, "min_examples": 20},
     },
-    "model": {"name": "logistic"},
+    "model": {"name": "mlp", "args": {"hidden": [50]}},  # a larger one is probed in fewer rounds
     "federation": {"rounds": 3},
     "local": {"steps": 1, "batch_size": 20, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 1.0, "trust": "central"},

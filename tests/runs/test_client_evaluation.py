@@ -88,17 +88,8 @@ def test_the_average_is_that_of_all_held_out_examples(tmp_path: Path) -> None:
     assert "held-out accuracy" in (result.path / "report.html").read_text()
 
 
-def test_evaluation_changes_no_bit_of_training_and_resumes(tmp_path: Path) -> None:
+def test_evaluation_changes_no_bit_of_training_and_resumes(tmp_path: Path, stop_after: Any) -> None:
     """The same held-out examples, scored or not: scoring leaves nothing behind."""
-
-    class Impatient:
-        def started(self, federation: object, path: Path) -> None: ...
-
-        def round_finished(self, row: Any) -> None:
-            raise KeyboardInterrupt
-
-        def ended(self) -> None: ...
-
     often = run_experiment(experiment(), out=tmp_path / "often").path
     seldom = {"evaluation.every_rounds": 3, "evaluation.clients": 2}
     seldom = run_experiment(experiment(), overrides=seldom, out=tmp_path / "seldom").path
@@ -106,7 +97,7 @@ def test_evaluation_changes_no_bit_of_training_and_resumes(tmp_path: Path) -> No
     assert (often / names[0]).read_bytes() == (seldom / names[0]).read_bytes()
     assert [row["evaluated"] is None for row in rows(seldom)] == [True, True, False]
     assert rows(seldom)[2]["clients_loss"] != rows(often)[2]["clients_loss"]
-    run_experiment(experiment(), out=tmp_path / "again", callback=Impatient())
+    run_experiment(experiment(), out=tmp_path / "again", callback=stop_after(1))
     again = run_experiment(experiment(), out=tmp_path / "again", resume=True).path
     assert rows(again) == rows(often)
 

@@ -46,8 +46,13 @@ def run(path: Path, **options: Any) -> Path:
     return run_experiment(EXPERIMENT, out=path, **options).path
 
 
-def test_a_round_is_one_release_and_nothing_else_leaves(tmp_path: Path) -> None:
-    path = run(tmp_path / "r")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("updates") / "whole")
+
+
+def test_a_round_is_one_release_and_nothing_else_leaves(whole: Path) -> None:
+    path = whole
     privacy = json.loads((path / "privacy.json").read_text())
     assert (privacy["trust"], privacy["unit"], privacy["sampling"]) == ("local", "client", None)
     assert privacy["private"]
@@ -105,8 +110,9 @@ def test_a_secret_draw_shapes_no_block() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_after) -> None:
-    whole = run(tmp_path / "whole")
+def test_a_run_is_computed_again_and_resumes_as_it_began(
+    whole: Path, tmp_path: Path, stop_after
+) -> None:
     assert replay_run(RunDirectory.open(whole)).problems == ()
     run(tmp_path / "part", callback=stop_after(1))
     run(tmp_path / "part", resume=True)
@@ -115,14 +121,12 @@ def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_af
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "secure", [{"protocol": "additive", "aggregators": 2}, {"protocol": "secagg"}]
-)
 def test_secure_sums_of_models_are_as_in_clear(
-    tmp_path: Path, secure: dict[str, Any], assert_close_runs
+    whole: Path, tmp_path: Path, assert_close_runs
 ) -> None:
-    hidden = run(tmp_path / "s", overrides={"secure_aggregation": {**secure, "min_clients": 2}})
-    assert_close_runs(run(tmp_path / "r"), hidden)
+    secure = {"protocol": "additive", "aggregators": 2, "min_clients": 2}
+    hidden = run(tmp_path / "s", overrides={"secure_aggregation": secure})
+    assert_close_runs(whole, hidden)
     assert verify_run(RunDirectory.open(hidden)).problems == ()
 
 

@@ -96,23 +96,30 @@ def test_a_ledger_without_the_event_is_found(whole: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_has_the_same_bits(
-    whole: Path, stop_after: Callable[[int], RunCallback], tmp_path: Path, stop: int
+    whole: Path, stop_after: Callable[[int], RunCallback], tmp_path: Path
 ) -> None:
     out = tmp_path / "stopped"
-    assert run_experiment(EXPERIMENT, out=out, callback=stop_after(stop)).status == "interrupted"
+    assert run_experiment(EXPERIMENT, out=out, callback=stop_after(3)).status == "interrupted"
     run_experiment(EXPERIMENT, out=out, resume=True)
     for name in SAME:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+ALONE = {"local.vectorized_clients": "off"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, whose clients train one by one."""
+    out = tmp_path_factory.mktemp("correlated") / "alone"
+    return run_experiment(EXPERIMENT, overrides=ALONE, out=out).path
+
+
 @pytest.mark.slow
 def test_a_round_that_a_crash_cut_off_has_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {"local.vectorized_clients": "off"}
-    run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
     train, calls = client_round.block_of, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
@@ -122,21 +129,18 @@ def test_a_round_that_a_crash_cut_off_has_the_same_bits(
         return train(*arguments, **options)
 
     monkeypatch.setattr(client_round, "block_of", power_cut)
-    assert run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut").status == "interrupted"
+    assert run_experiment(EXPERIMENT, overrides=ALONE, out=tmp_path / "cut").status == "interrupted"
     monkeypatch.setattr(client_round, "block_of", train)
-    run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut", resume=True)
+    run_experiment(EXPERIMENT, overrides=ALONE, out=tmp_path / "cut", resume=True)
     for name in SAME:
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "cut" / name).read_bytes() == (alone / name).read_bytes()
 
 
 @pytest.mark.slow
 def test_blocks_change_rounding_only(
-    whole: Path, tmp_path: Path, assert_close_runs: Callable[[Path, Path], None]
+    whole: Path, alone: Path, assert_close_runs: Callable[[Path, Path], None]
 ) -> None:
-    run_experiment(
-        EXPERIMENT, overrides={"local.vectorized_clients": "off"}, out=tmp_path / "alone"
-    )
-    assert_close_runs(whole, tmp_path / "alone")
+    assert_close_runs(whole, alone)
 
 
 @pytest.mark.slow

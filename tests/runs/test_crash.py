@@ -286,7 +286,7 @@ DEATHS: dict[str, tuple[str, str, int]] = {
 }
 
 
-@pytest.mark.slow  # real processes; the default stage visits every state of the disk
+@pytest.mark.long  # the slow stage kills at most of these places, one after another
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_at_each_place_that_matters_and_resumed_equals_uninterrupted(
     tmp_path: Path, nursery: Nursery

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedsim.runs.runner import run_experiment
+from fedsim.tracking.callbacks import RunCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -58,11 +59,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert rows[0] == rows[1]
 
 
-PRIVACIES = pytest.mark.parametrize(
-    "privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"]
-)
-
-
 class Blocks:
     """An observer that keeps the blocks of a run."""
 
@@ -74,59 +70,46 @@ class Blocks:
     def ended(self) -> None: ...
 
 
-@PRIVACIES
+@pytest.mark.parametrize("privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"])
 def test_local_and_ray_agree_to_the_bit(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
     seen = Blocks()
     local = run_experiment(experiment(privacy), out=tmp_path / "local", callback=seen)
     if privacy is PRIVATE:
         assert len(seen.plan.ranges) == 2, "one for each worker"
         assert [len(block) for block in seen.plan.blocks(1)] == [4, 4]
-    for workers in (1, 2) if privacy is PRIVATE else (2,):
-        overrides = {"runtime.engine": "ray", "runtime.workers": workers}
-        out = tmp_path / f"ray-{workers}"
-        assert_same_run(
-            local.path, run_experiment(experiment(privacy), overrides=overrides, out=out).path
-        )
+    workers = 1 if privacy is PRIVATE else 2
+    overrides = {"runtime.engine": "ray", "runtime.workers": workers}
+    ray = run_experiment(experiment(privacy), overrides=overrides, out=tmp_path / "ray")
+    assert_same_run(local.path, ray.path)
     records = (local.path / "ledger.jsonl").read_text().splitlines()
     assert len(records) == (16 if privacy else 0)
 
 
-@PRIVACIES
-def test_flower_agrees_within_rounding_and_to_the_bit_without_cohorts(
-    tmp_path: Path,
-    privacy: dict[str, Any] | None,
-    assert_close_runs: Callable[[Path, Path], None],
+@pytest.mark.parametrize("privacy", [LEARNING, None], ids=["adaptive", "plain"])
+def test_flower_agrees_to_the_bit_where_clients_train_alone(
+    tmp_path: Path, privacy: dict[str, Any] | None
 ) -> None:
+    """Within rounding, where the others train together: test_faults.py."""
     flower = {"runtime.engine": "flower", "runtime.workers": 2}
-    for vectorized_clients, assert_agree in (("off", assert_same_run), ("auto", assert_close_runs)):
-        if vectorized_clients == "auto" and privacy is not LEARNING:
-            continue  # Flower asks one client at a time whatever the privacy
-        local, other = (
-            run_experiment(
-                experiment(privacy),
-                overrides={**overrides, "local.vectorized_clients": vectorized_clients},
-                out=tmp_path / f"{name}-{vectorized_clients}",
-            ).path
-            for name, overrides in (("local", {}), ("flower", flower))
-        )
-        assert_agree(local, other)
+    local, other = (
+        run_experiment(
+            experiment(privacy),
+            overrides={**overrides, "local.vectorized_clients": "off"},
+            out=tmp_path / name,
+        ).path
+        for name, overrides in (("local", {}), ("flower", flower))
+    )
+    assert_same_run(local, other)
 
 
-def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
+def test_a_run_may_change_its_engine_when_it_is_resumed(
+    tmp_path: Path, stop_after: Callable[[int], RunCallback]
+) -> None:
     """Accounts are in the ledger, clip norms in the checkpoint, streams are keyed by round."""
-
-    class Impatient:
-        def started(self, federation: object, path: Path) -> None: ...
-
-        def round_finished(self, row: Any) -> None:
-            raise KeyboardInterrupt
-
-        def ended(self) -> None: ...
-
     whole = run_experiment(experiment(LEARNING), out=tmp_path / "whole")
     ray = {"runtime.engine": "ray", "runtime.workers": 2}
     part = run_experiment(
-        experiment(LEARNING), overrides=ray, out=tmp_path / "r", callback=Impatient()
+        experiment(LEARNING), overrides=ray, out=tmp_path / "r", callback=stop_after(1)
     )
     assert part.status == "interrupted"
     run_experiment(experiment(LEARNING), out=tmp_path / "r", resume=True)

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal, total_of
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
@@ -130,8 +132,7 @@ def test_a_run_with_faults_is_sound(run_of: Runs, private: bool, engine: str) ->
     assert verify_run(RunDirectory(run_of(engine, private).path)).problems == ()
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(("private", "weighting"), [(True, "examples"), (False, "uniform")])
 def test_a_failed_client_does_not_change_the_weights_of_the_others(
     tmp_path: Path, private: bool, weighting: str
 ) -> None:
@@ -151,7 +152,8 @@ def test_a_failed_client_does_not_change_the_weights_of_the_others(
         )
         return load_file(run.path / "model.safetensors")
 
-    sizes = _sizes(tmp_path, experiment(private=private, **settings, faults=[]))
+    loaded = load_experiment(experiment(private=private, **settings, faults=[]))
+    sizes = assemble(loaded, ledger=None).data.clients.sizes
     first, second, both = model("a", [1, 2]), model("b", [0, 2]), model("ab", [2])
     a, b = (sizes[0], sizes[1]) if weighting == "examples" else (1, 1)
     assert sizes[0] != sizes[1]
@@ -162,7 +164,9 @@ def test_a_failed_client_does_not_change_the_weights_of_the_others(
 
 def test_a_round_that_all_clients_fail_ends_the_run_with_a_report(tmp_path: Path) -> None:
     faults = [{"kind": "dropout_during", "rounds": [2]}]
-    with pytest.raises(RunFailedError, match=r"round 2: every client failed \(12\)") as caught:
+    with pytest.raises(
+        RunFailedError, match=r"every client failed \(12\).*dropped out during"
+    ) as caught:
         fedsim.run(experiment(private=True, faults=faults), out=tmp_path / "r")
     result = caught.value.result
     summary = json.loads(_text(result, "summary.json"))
@@ -233,7 +237,7 @@ def test_a_really_empty_partition_fails_by_name_and_is_never_charged(
 ) -> None:
     result = run_experiment(_with_empty_clients(private), out=tmp_path / "r")
     empty = [one["client"] for one in result.rounds[0]["failed"]]
-    assert 0 < len(empty) < 30
+    assert 0 < len(empty) < 16
     assert {one["reason"] for row in result.rounds for one in row["failed"]} == {"has no examples"}
     assert not set(empty) & set(result.rounds[0]["participants"])
     if result.privacy is not None:
@@ -251,14 +255,9 @@ def test_where_sizes_are_private_an_empty_client_behaves_like_any_other(tmp_path
 
 
 def _with_empty_clients(private: bool) -> dict[str, Any]:
-    partition = {"scheme": "dirichlet", "num_clients": 30, "alpha": 0.02, "min_examples": 0}
+    partition = {"scheme": "dirichlet", "num_clients": 16, "alpha": 0.02, "min_examples": 0}
     data = {"dataset": "digits", "partition": partition}
     return experiment(private=private, data=data, faults=[], federation={"rounds": 2})
-
-
-def _sizes(tmp_path: Path, settings: dict[str, Any]) -> list[int]:
-    run = run_experiment(settings, out=tmp_path / "sizes")
-    return [row["examples"] for row in json.loads(_text(run, "privacy.json"))["clients"]]
 
 
 def _text(result: fedsim.RunResult, name: str) -> str:

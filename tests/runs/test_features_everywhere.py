@@ -1,6 +1,7 @@
 """Transforms, public initial weights and frozen parts on every engine, and in every later check."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +35,44 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+def home(path: Path) -> Path:
+    """Return a directory with public weights of the first layer."""
+    weights = torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
+    save_file({"1.weight": weights}, path / "public.safetensors")
+    return path
+
+
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A directory with public weights of the first layer."""
-    weights = torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
-    save_file({"1.weight": weights}, tmp_path / "public.safetensors")
-    return tmp_path
+    return home(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private run, beside its public weights; no test changes it."""
+    return run(home(tmp_path_factory.mktemp("features")), "r")
 
 
 def run(base: Path, name: str, **overrides: Any) -> Path:
     return run_experiment(EXPERIMENT, overrides=overrides, out=base / name, base=base).path
 
 
-@pytest.mark.parametrize("private", [True, False], ids=["private", "plain"])
-def test_frozen_values_are_the_public_ones_after_training(base: Path, private: bool) -> None:
-    path = run(base, "r", **({} if private else {"privacy": None}))
-    values, public = load_file(path / "model.safetensors"), load_file(base / "public.safetensors")
+def assert_frozen(path: Path) -> None:
+    values = load_file(path / "model.safetensors")
+    public = load_file(path.parent / "public.safetensors")
     assert values["1.weight"].tobytes() == public["1.weight"].tobytes()
     assert np.abs(values["3.weight"]).max() > 0
 
 
+def test_frozen_values_are_the_public_ones_after_training(whole: Path, base: Path) -> None:
+    assert_frozen(whole)
+    assert_frozen(run(base, "r", privacy=None))
+
+
 @pytest.mark.slow
-def test_a_run_resumes_from_the_same_public_weights_only(base: Path, stop_after) -> None:
-    whole = run(base, "whole")
+def test_a_run_resumes_from_the_same_public_weights_only(
+    whole: Path, base: Path, stop_after
+) -> None:
     options: dict[str, Any] = {"out": base / "part", "base": base}
     run_experiment(EXPERIMENT, callback=stop_after(1), **options)
     before = (base / "public.safetensors").read_bytes()
@@ -69,30 +85,22 @@ def test_a_run_resumes_from_the_same_public_weights_only(base: Path, stop_after)
         assert (base / "part" / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.mark.slow
-def test_a_run_is_verified_and_computed_again(base: Path) -> None:
-    directory = RunDirectory.open(run(base, "r"))
+def test_a_run_is_verified_and_computed_again_from_the_same_features(
+    whole: Path, tmp_path: Path
+) -> None:
+    directory = RunDirectory.open(whole)
     assert verify_run(directory).problems == ()
-    assert replay_run(directory, base=base).problems == ()
-
-
-@pytest.mark.slow
-def test_a_replay_refuses_other_features(base: Path) -> None:
-    path = run(base, "r")
-    file = path / "experiment.yaml"
+    assert replay_run(directory, base=whole.parent).problems == ()
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    file = copy / "experiment.yaml"
     file.write_text(file.read_text().replace("gamma: 2", "gamma: 1"))
     with pytest.raises(ReplayImpossibleError, match="the data"):
-        replay_run(RunDirectory.open(path), base=base)
+        replay_run(RunDirectory.open(copy), base=whole.parent)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "protocol", [{"protocol": "additive", "aggregators": 2}, {"protocol": "secagg"}]
-)
-def test_secure_sums_keep_frozen_values(base: Path, protocol: dict[str, Any]) -> None:
-    path = run(base, "r", secure_aggregation=protocol)
-    values, public = load_file(path / "model.safetensors"), load_file(base / "public.safetensors")
-    assert values["1.weight"].tobytes() == public["1.weight"].tobytes()
+def test_secure_sums_keep_frozen_values(base: Path) -> None:
+    assert_frozen(run(base, "r", secure_aggregation={"protocol": "additive", "aggregators": 2}))
 
 
 @pytest.mark.slow
@@ -102,8 +110,10 @@ def test_an_audit_sees_the_features(base: Path) -> None:
     assert not found.clients[0].violations
 
 
-def test_the_statement_names_public_features_weights_and_frozen_parts(base: Path) -> None:
-    path = run(base, "r")
+def test_the_statement_names_public_features_weights_and_frozen_parts(
+    whole: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "r"))
     content = json.loads((path / "privacy.json").read_text())
     assert content["public_parts"] == {
         "features": ["hog", "unit_norm", "random_fourier"],

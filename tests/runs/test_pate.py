@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,17 @@ def run(path: Path, **options: Any) -> Path:
     return run_experiment(EXPERIMENT, out=path, **options).path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("votes") / "whole")
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_each_query_is_charged_and_the_student_is_the_model(tmp_path: Path) -> None:
-    path = run(tmp_path / "r")
+def test_each_query_is_charged_and_the_student_is_the_model(whole: Path) -> None:
+    path = whole
     privacy = json.loads((path / "privacy.json").read_text())
     assert (privacy["trust"], privacy["unit"]) == ("central", "client")
     assert 39.0 < privacy["system_epsilon"] <= 40.0
@@ -99,13 +105,12 @@ def test_each_query_is_charged_and_the_student_is_the_model(tmp_path: Path) -> N
 
 
 def test_a_run_that_was_cut_off_repeats_no_ballot_with_other_noise(
-    tmp_path: Path, stop_after
+    whole: Path, tmp_path: Path, stop_after
 ) -> None:
-    run(tmp_path / "whole")
     run(tmp_path / "part", callback=stop_after(1))
     run(tmp_path / "part", resume=True)
     for name in ("ledger.jsonl", "answers.json", "model.safetensors"):
-        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "part" / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_test_scores_leave_the_queries_out() -> None:
@@ -147,8 +152,8 @@ def test_a_client_that_missed_the_check_pays_for_the_vote_alone(tmp_path: Path) 
     assert verify_run(RunDirectory.open(path)).problems == ()
 
 
-def test_verify_finds_another_label(tmp_path: Path) -> None:
-    path = run(tmp_path / "r")
+def test_verify_finds_another_label(whole: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "r"))
     content = json.loads((path / "answers.json").read_text())
     answered = next(row for row in content["queries"] if row["label"] is not None)
     answered["label"] = (answered["label"] + 1) % 10

@@ -1,6 +1,7 @@
 """Runs with `personalization:`: nothing of it reaches an upload, and scores are of public data."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,19 @@ def read(path: Path, name: str = "personalization.json") -> dict[str, Any]:
     return json.loads((path / name).read_text())
 
 
-def test_scores_are_those_of_models_made_by_hand(tmp_path: Path) -> None:
-    result = fedsim.run(experiment(), out=tmp_path / "run")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> fedsim.RunResult:
+    return fedsim.run(experiment(), out=tmp_path_factory.mktemp("personal") / "whole")
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without personal models."""
+    return run(tmp_path_factory.mktemp("personal") / "without", None)
+
+
+def test_scores_are_those_of_models_made_by_hand(whole: fedsim.RunResult) -> None:
+    result = whole
     federation = assemble(load_experiment(experiment()), ledger=None)
     model, held_out = federation.model.module, federation.data.held_out
     assert held_out is not None
@@ -97,34 +109,29 @@ def test_without_public_data_nothing_is_computed_or_written(
 
 
 @pytest.mark.slow
-def test_the_statement_says_that_no_epsilon_covers_a_personal_model(tmp_path: Path) -> None:
-    with_one = read(run(tmp_path / "a"), "privacy.json")
+def test_the_statement_says_that_no_epsilon_covers_a_personal_model(
+    whole: fedsim.RunResult, without: Path
+) -> None:
+    with_one = read(whole.path, "privacy.json")
     assert "No ε covers a personal model or a score of it" in with_one["statement"]
-    without = read(run(tmp_path / "b", None), "privacy.json")
-    assert "personal" not in without["statement"]
+    assert "personal" not in read(without, "privacy.json")["statement"]
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_has_no_scores_until_it_is_resumed(tmp_path: Path) -> None:
-    class Impatient:
-        def started(self, federation: object, path: Path) -> None: ...
-
-        def round_finished(self, row: Any) -> None:
-            raise KeyboardInterrupt
-
-        def ended(self) -> None: ...
-
-    whole, parts = run(tmp_path / "whole"), tmp_path / "parts"
-    run_experiment(experiment(), out=parts, callback=Impatient())
+def test_an_interrupted_run_has_no_scores_until_it_is_resumed(
+    whole: fedsim.RunResult, tmp_path: Path, stop_after: Any
+) -> None:
+    parts = tmp_path / "parts"
+    run_experiment(experiment(), out=parts, callback=stop_after(1))
     assert not (parts / "personalization.json").exists()
     assert verify_run(RunDirectory.open(parts)).problems == ()
     run_experiment(experiment(), out=parts, resume=True)
-    assert read(parts) == read(whole)
+    assert read(parts) == read(whole.path)
 
 
 @pytest.mark.slow
-def test_verify_finds_forged_scores(tmp_path: Path) -> None:
-    path = run(tmp_path / "run")
+def test_verify_finds_forged_scores(whole: fedsim.RunResult, without: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(whole.path, tmp_path / "run"))
     content, summary = read(path), read(path, "summary.json")
 
     def problems(name: str, changed: object) -> str:
@@ -146,7 +153,7 @@ def test_verify_finds_forged_scores(tmp_path: Path) -> None:
     assert "no run writes such content" in problems("personalization.json", forged)
     (path / "personalization.json").unlink()
     assert "personalization.json is missing" in problems("summary.json", summary)
-    other = run(tmp_path / "other", None)
+    other = Path(shutil.copytree(without, tmp_path / "other"))
     (other / "personalization.json").write_text(json.dumps(content))
     found = verify_run(RunDirectory.open(other)).problems
     assert any("does not declare public data" in problem for problem in found)

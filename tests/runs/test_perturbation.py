@@ -1,6 +1,8 @@
 """Noise on trained models and on examples: runs, their check, replay and resume, and refusals."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,16 @@ def run(path: Path, kind: str, overrides: dict[str, Any] | None = None, **option
     return run_experiment(EXPERIMENT, overrides=changes, out=path, **options).path
 
 
+@pytest.fixture(scope="module")
+def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One run of each kind."""
+    base = tmp_path_factory.mktemp("perturbed")
+    return cache(lambda kind: run(base / kind, kind))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_charged_as_it_releases(tmp_path: Path, kind: str) -> None:
-    path = run(tmp_path / "r", kind)
+def test_a_run_is_charged_as_it_releases(whole_of: Callable[[str], Path], kind: str) -> None:
+    path = whole_of(kind)
     privacy = json.loads((path / "privacy.json").read_text())
     assert privacy["mechanism"] == {
         "name": f"{kind}_perturbation",
@@ -142,11 +151,13 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
         *((kind, {"local.vectorized_clients": "off"}) for kind in KINDS),
     ],
 )
-def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+def test_it_works_with_the_rest(
+    whole_of: Callable[[str], Path], tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
     path = run(tmp_path / "r", kind, changes)
     assert verify_run(RunDirectory.open(path)).problems == ()
     if "runtime" in changes or "local.vectorized_clients" in changes:
-        other = load_file(run(tmp_path / "one", kind) / "model.safetensors")
+        other = load_file(whole_of(kind) / "model.safetensors")
         for name, value in load_file(path / "model.safetensors").items():
             np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-4)
 

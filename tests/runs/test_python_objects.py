@@ -20,6 +20,7 @@ from fedsim.experiment import load_experiment
 from fedsim.models.catalog import ModelError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.inputs import objects_digest
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 _iris: Any = load_iris(return_X_y=True)
@@ -70,74 +71,83 @@ def model_of(run: Path) -> dict[str, Any]:
     return {name: value.tobytes() for name, value in load_file(run / "model.safetensors").items()}
 
 
-def test_objects_train_the_model_that_files_train(tmp_path: Path) -> None:
-    cell = notebook()
-    fedsim.run(experiment(cell["Net"]), out=tmp_path / "objects")
+@pytest.fixture(scope="module")
+def cell() -> dict[str, Any]:
+    return notebook()
+
+
+@pytest.fixture(scope="module")
+def done(cell: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> fedsim.RunResult:
+    """A finished run of that cell, which no test changes."""
+    return fedsim.run(experiment(cell["Net"]), out=tmp_path_factory.mktemp("cells") / "r")
+
+
+def test_objects_train_the_model_that_files_train(done: fedsim.RunResult, tmp_path: Path) -> None:
     np.savez(tmp_path / "iris.npz", x=X, y=Y)
     (tmp_path / "net.py").write_text(CODE)
     files = experiment("./net.py:Net", {"path": "iris.npz", "target": "y"})
     fedsim.run(files, base=tmp_path, out=tmp_path / "files")
-    assert model_of(tmp_path / "objects") == model_of(tmp_path / "files")
+    assert model_of(done.path) == model_of(tmp_path / "files")
     spent = [
-        json.loads((tmp_path / run / "privacy.json").read_text()) for run in ("objects", "files")
+        json.loads((run / "privacy.json").read_text()) for run in (done.path, tmp_path / "files")
     ]
     assert spent[0]["system_epsilon"] == spent[1]["system_epsilon"]
 
 
 @pytest.mark.parametrize("pair", ["tensors", "frames", "four", "function"])
 def test_a_dataset_may_be_tensors_frames_a_test_set_of_its_own_or_a_function(
-    pair: str, tmp_path: Path
+    pair: str, cell: dict[str, Any], tmp_path: Path
 ) -> None:
     pandas = pytest.importorskip("pandas")
-    cell = notebook()
     dataset = {
         "tensors": (torch.tensor(X), torch.tensor(Y)),
         "frames": (pandas.DataFrame(X), pandas.Series(Y)),
         "four": (X[:100], Y[:100], X[100:], Y[100:]),
         "function": cell["load"],
     }[pair]
-    changes: dict[str, Any] = {"model.loss": cell["loss"], "federation.rounds": 1}
+    changes: dict[str, Any] = {"model.loss": cell["loss"], "privacy": None}
     if pair == "function":
         changes["data.args"] = {"shift": 0.5}
-    result = fedsim.run(experiment(cell["Net"], dataset), overrides=changes, out=tmp_path / "r")
+    result = run_experiment(experiment(cell["Net"], dataset), overrides=changes, out=tmp_path / "r")
     assert result.status == "completed"
 
 
-def test_a_run_directory_has_names_is_sound_and_gives_the_model_back(tmp_path: Path) -> None:
-    cell = notebook()
-    result = fedsim.run(experiment(cell["Net"]), out=tmp_path / "r")
-    text = (tmp_path / "r" / "experiment.yaml").read_text()
+def test_a_run_directory_has_names_is_sound_and_gives_the_model_back(
+    cell: dict[str, Any], done: fedsim.RunResult, tmp_path: Path
+) -> None:
+    text = (done.path / "experiment.yaml").read_text()
     assert "dataset: python:arrays" in text
     assert "name: python:Net" in text
-    assert not verify_run(RunDirectory.open(tmp_path / "r")).problems
+    assert not verify_run(RunDirectory.open(done.path)).problems
     inputs = torch.tensor(X[:5], dtype=torch.float32)
-    outputs = result.model()(inputs)
-    again = fedsim.load_model(tmp_path / "r", build=cell["Net"])
+    outputs = done.model()(inputs)
+    again = fedsim.load_model(done.path, build=cell["Net"])
     assert torch.equal(outputs, again(inputs))
-    assert len(fedsim.predict(tmp_path / "r", X[:5], build=cell["Net"])) == 5
-    elsewhere = pickle.loads(pickle.dumps(result))  # another process has the name alone
-    for load in (elsewhere.model, lambda: fedsim.load_model(tmp_path / "r")):
+    assert len(fedsim.predict(done.path, X[:5], build=cell["Net"])) == 5
+    elsewhere = pickle.loads(pickle.dumps(done))  # another process has the name alone
+    for load in (elsewhere.model, lambda: fedsim.load_model(done.path)):
         with pytest.raises(ModelError, match=r"give it again, load_model\(run, build=Net\)"):
             load()
     with pytest.raises(
         ModelError, match=r"build is head, and the run has model\.name 'python:Net'"
     ):
-        fedsim.load_model(tmp_path / "r", build=cell["head"])
-    file, fix = (
-        tmp_path / "r" / "experiment.yaml",
-        r"write it into a file and name it \./file\.py:Net",
-    )
+        fedsim.load_model(done.path, build=cell["head"])
+    fix = r"write it into a file and name it \./file\.py:Net"
     with pytest.raises(fedsim.FedsimError, match=fix):
-        fedsim.run(file, overrides={"data.dataset": (X, Y)}, out=tmp_path / "other")
+        fedsim.run(
+            done.path / "experiment.yaml",
+            overrides={"data.dataset": (X, Y)},
+            out=tmp_path / "other",
+        )
 
 
 def test_a_run_resumes_with_the_same_objects_to_the_bit(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     source = experiment(notebook()["Net"])
-    fedsim.run(source, overrides={"federation.rounds": 3}, out=whole)
-    fedsim.run(source, out=parts)
+    run_experiment(source, overrides={"federation.rounds": 3}, out=whole)
+    run_experiment(source, out=parts)
     moved = experiment(notebook("\n# a comment\n\n" + CODE)["Net"])  # a new process, other lines
-    fedsim.run(moved, overrides={"federation.rounds": 3}, out=parts, resume=True)
+    run_experiment(moved, overrides={"federation.rounds": 3}, out=parts, resume=True)
     assert model_of(whole) == model_of(parts)
 
 
@@ -154,21 +164,20 @@ def test_a_run_resumes_with_the_same_objects_to_the_bit(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_with_other_code_does_not_resume(
-    old: str, new: str, named: str, tmp_path: Path
+    old: str, new: str, named: str, done: fedsim.RunResult
 ) -> None:
-    fedsim.run(experiment(notebook()["Net"]), out=tmp_path / "r")
     changed = experiment(notebook(CODE.replace(old, new))["Net"])
     with pytest.raises(RunDirectoryError, match=named):
-        fedsim.run(changed, out=tmp_path / "r", resume=True)
+        fedsim.run(changed, out=done.path, resume=True)
 
 
-def test_a_run_with_other_arrays_does_not_resume(tmp_path: Path) -> None:
-    net = notebook()["Net"]
-    fedsim.run(experiment(net), out=tmp_path / "r")
+def test_a_run_with_other_arrays_does_not_resume(
+    cell: dict[str, Any], done: fedsim.RunResult
+) -> None:
     other = X.copy()
     other[0, 0] += 0.1
     with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
-        fedsim.run(experiment(net, (other, Y)), out=tmp_path / "r", resume=True)
+        fedsim.run(experiment(cell["Net"], (other, Y)), out=done.path, resume=True)
 
 
 CAPTURED = """
@@ -199,8 +208,10 @@ def test_only_the_name_leaves_the_process() -> None:
         assert text == "python:arrays"
 
 
-def test_objects_that_cannot_run_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    net = notebook()["Net"]
+def test_objects_that_cannot_run_are_refused_with_the_way_out(
+    cell: dict[str, Any], tmp_path: Path
+) -> None:
+    net = cell["Net"]
     cases: dict[str, dict[str, Any]] = {
         "engine ray runs clients in other processes": {
             "runtime": {"engine": "ray", "workers": 2},

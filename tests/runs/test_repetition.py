@@ -86,10 +86,6 @@ def answer(
         return app(message, Context(1, 7, {"partition-id": 0}, RecordDict(), {}))
 
 
-def initial(base: Path) -> ArrayRecord:
-    return federation(base).initial_arrays()
-
-
 Attack = Callable[[Path, ArrayRecord, pytest.MonkeyPatch], Message]
 
 
@@ -181,8 +177,9 @@ ATTACKS: dict[str, Attack] = {
 def test_no_two_answers_share_noise_and_differ(
     name: str, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = initial(base)
-    first = TrainReply.from_message(answer(federation(base), arrays))
+    begun = federation(base)
+    arrays = begun.initial_arrays()
+    first = TrainReply.from_message(answer(begun, arrays))
     second = ATTACKS[name](base, arrays, monkeypatch)
     assert second.has_error(), "another answer under the same noise"
     assert second.error.code == NOISE_REUSE
@@ -191,8 +188,7 @@ def test_no_two_answers_share_noise_and_differ(
     )
     assert len(FileJournal(base / "ledger.jsonl").history(0)) == 1
     monkeypatch.undo()
-    (base / "p.py").write_text(PLUGIN)
-    again = TrainReply.from_message(answer(federation(base), arrays))
+    again = TrainReply.from_message(answer(begun, arrays))
     assert digest(to_arrays(again.arrays)) == digest(to_arrays(first.arrays)), (
         "the same digest, the same bytes"
     )
@@ -204,8 +200,9 @@ def test_under_secure_noise_every_answer_is_charged(
     name: str, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = {"privacy.noise": "secure"}
-    arrays = initial(base)
-    first = TrainReply.from_message(answer(federation(base, overrides), arrays))
+    begun = federation(base, overrides)
+    arrays = begun.initial_arrays()
+    first = TrainReply.from_message(answer(begun, arrays))
     if name == "global model":
         values = {key: array.numpy() * np.float32(0.5) for key, array in arrays.items()}
         arrays = to_arrays(values)
@@ -223,7 +220,7 @@ def test_under_secure_noise_every_answer_is_charged(
 def test_under_secure_noise_a_repeated_round_pays_for_a_new_epoch(base: Path) -> None:
     """The division of the first answer is gone, so the second answer divides the examples anew."""
     overrides = {"privacy.noise": "secure", "privacy.sampling": "balls_and_bins"}
-    arrays = initial(base)
+    arrays = federation(base).initial_arrays()
     spends = [
         TrainReply.from_message(answer(federation(base, overrides), arrays)).spend for _ in range(2)
     ]

@@ -150,17 +150,11 @@ def test_a_metric_that_fails_later_ends_the_run_with_one_line(base: Path, tmp_pa
     assert verify_run(RunDirectory.open(tmp_path / "run")).problems == ()
 
 
-def test_an_interrupted_run_resumes_to_the_same_scores(run: Path, base: Path) -> None:
-    class Impatient:
-        def started(self, federation: object, path: Path) -> None: ...
-
-        def round_finished(self, row: Any) -> None:
-            raise KeyboardInterrupt
-
-        def ended(self) -> None: ...
-
+def test_an_interrupted_run_resumes_to_the_same_scores(
+    run: Path, base: Path, stop_after: Any
+) -> None:
     out, source = base / "again", experiment(evaluation=CHOSEN)
-    run_experiment(source, out=out, base=base, callback=Impatient())
+    run_experiment(source, out=out, base=base, callback=stop_after(1))
     early = json.loads((out / "scores.json").read_text())
     assert verify_run(RunDirectory.open(out)).problems == ()
     run_experiment(source, out=out, base=base, resume=True)

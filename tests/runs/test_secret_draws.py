@@ -1,5 +1,6 @@
 """Runs whose clients are drawn in secret: after a crash, on every engine, verified and replayed."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ EXPERIMENT: dict[str, Any] = {
     "name": "drawn",
     "seed": 3,
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": CLIENTS}},
-    "model": {"name": "logistic"},
+    "model": {"name": "mlp", "args": {"hidden": [50]}},  # a larger one is probed in fewer rounds
     "federation": {
         "rounds": 3,
         "clients_per_round": 2,
@@ -43,6 +44,11 @@ def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
     return run_experiment(EXPERIMENT, overrides=overrides, out=out, resume=resume)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(tmp_path_factory.mktemp("drawn") / "whole")
+
+
 def killed_run(out: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> None:
     """Run until the noise of the second round was drawn."""
     add_noise, rounds = noisy_sum.add_noise, list[int]()
@@ -65,22 +71,20 @@ def model_of(result: Any) -> bytes:
 
 
 def test_a_killed_run_resumes_to_the_same_bits_and_charges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tmp_path / "whole")
     killed_run(tmp_path / "r", monkeypatch)
     resumed = run(tmp_path / "r", resume=True)
     assert model_of(resumed) == model_of(whole)
     ledger = (tmp_path / "r" / "ledger.jsonl").read_bytes()
-    assert ledger == (tmp_path / "whole" / "ledger.jsonl").read_bytes()
+    assert ledger == (whole.path / "ledger.jsonl").read_bytes()
     assert not verify_run(RunDirectory.open(tmp_path / "r")).problems
     assert not replay_run(RunDirectory.open(tmp_path / "r")).problems
 
 
 def test_a_crash_in_the_middle_of_the_charges_charges_the_other_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tmp_path / "whole")
     killed_run(tmp_path / "r", monkeypatch)
     ledger = tmp_path / "r" / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -117,8 +121,8 @@ def test_a_full_disk_ends_the_run_before_anything_is_released(
     assert (tmp_path / "r" / "rounds.jsonl").read_text() == ""
 
 
-def test_a_lost_charge_of_a_client_is_found(tmp_path: Path) -> None:
-    run(tmp_path / "r")
+def test_a_lost_charge_of_a_client_is_found(whole: Any, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "r")
     ledger = tmp_path / "r" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
     problems = verify_run(RunDirectory.open(tmp_path / "r")).problems
@@ -126,8 +130,7 @@ def test_a_lost_charge_of_a_client_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shared_ray")
-def test_a_worker_gives_the_same_model_and_charges(tmp_path: Path) -> None:
-    here = run(tmp_path / "local")
+def test_a_worker_gives_the_same_model_and_charges(whole: Any, tmp_path: Path) -> None:
     there = run(tmp_path / "ray", runtime={"engine": "ray", "workers": 1})
-    assert model_of(here) == model_of(there)
-    assert here.privacy.system_epsilon == there.privacy.system_epsilon
+    assert model_of(whole) == model_of(there)
+    assert whole.privacy.system_epsilon == there.privacy.system_epsilon

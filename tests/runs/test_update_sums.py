@@ -34,7 +34,7 @@ SECURE = {"protocol": "additive", "aggregators": 2, "min_clients": 10}
 EXPERIMENT: dict[str, Any] = {
     "name": "sums",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": CLIENTS}},
-    "model": {"name": "logistic"},
+    "model": {"name": "mlp", "args": {"hidden": [50]}},  # a larger one is probed in fewer rounds
     "federation": {"rounds": ROUNDS},
     "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {

@@ -81,7 +81,9 @@ def use(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda name: name)
 
 
-def test_a_tracker_is_told_every_line_of_rounds_jsonl(tmp_path: Path, record: Recording) -> None:
+def test_a_tracker_is_told_every_line_of_rounds_jsonl_and_changes_no_result(
+    tmp_path: Path, record: Recording
+) -> None:
     rows = run(tmp_path / "r", "tensorboard")
     assert list(record.rounds) == [1, 2]
     for row in rows:
@@ -93,6 +95,9 @@ def test_a_tracker_is_told_every_line_of_rounds_jsonl(tmp_path: Path, record: Re
     assert tracked.settings["privacy.noise_multiplier"] == 1.0
     assert tracked.settings["local.optimizer.lr"] == 0.1
     assert record.finished == 1
+    run(tmp_path / "alone")
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (tmp_path / "r" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
 def test_a_tracker_that_fails_loses_no_run(
@@ -105,16 +110,6 @@ def test_a_tracker_that_fails_loses_no_run(
     assert len(rows) == 2
     assert (tracker.rounds, tracker.finished) == ({}, 0)
     assert "tracker tensorboard failed and was removed: OSError: disk full" in caplog.text
-
-
-def test_trackers_change_no_result(tmp_path: Path, record: Recording) -> None:
-    run(tmp_path / "tracked", "tensorboard")
-    run(tmp_path / "alone")
-    assert record.rounds
-    for name in ("model.safetensors", "ledger.jsonl"):
-        assert (tmp_path / "tracked" / name).read_bytes() == (
-            tmp_path / "alone" / name
-        ).read_bytes()
 
 
 @pytest.mark.parametrize("name", list(tracking.TRACKERS))

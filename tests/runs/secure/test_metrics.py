@@ -19,12 +19,7 @@ from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory
 
 BOUNDS = {"train_loss": 5.0, "train_accuracy": 1.0}
-PROTOCOLS: list[dict[str, Any]] = [
-    {"aggregators": 2},
-    {"aggregators": 3},
-    {"protocol": "secagg"},
-    {"protocol": "secagg_plus"},
-]
+PROTOCOLS: list[dict[str, Any]] = [{"aggregators": 2}, {"protocol": "secagg"}]
 
 
 def means(result: Any) -> list[tuple[float, ...]]:

@@ -20,8 +20,8 @@ from fedsim.tracking.callbacks import RunCallback
 def test_an_interrupted_run_resumes_to_the_same_result(
     lab: Any, stop_after: Callable[[int], RunCallback], tmp_path: Path, protocol: str
 ) -> None:
-    secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
-    whole = lab.control({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
+    secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy)
+    whole = lab.control({"protocol": protocol}, privacy=lab.privacy)
     assert (
         run_experiment(secure, out=tmp_path / "r", callback=stop_after(1)).status == "interrupted"
     )
