@@ -217,6 +217,7 @@ class ServerDraws:
         self._noise, self._device = server_noise(federation, seed), federation.model.device
         self._zeros = {"values": np.zeros(size, dtype=np.int64)}
         self._rows: list[np.ndarray] = []  # of correlated noise, from round 1 on
+        self._factor = np.zeros((0, 0))  # Cholesky factor of its covariance
 
     def of_round(self, number: int) -> Tensor:
         """Return the noise of a test round, in units of a grid step, float64 (size,)."""
@@ -225,8 +226,9 @@ class ServerDraws:
             return self._tensor(self._row(number))
         while len(self._rows) < number:
             self._rows.append(self._row(len(self._rows) + 1))
-        factor = np.linalg.cholesky(strategy.covariance(number))
-        last = np.linalg.solve(factor.T, np.eye(number)[-1])
+        if len(self._factor) < number:  # a factor of more rounds begins with that of fewer
+            self._factor = np.linalg.cholesky(strategy.covariance(2 * number))
+        last = np.linalg.solve(self._factor[:number, :number].T, np.eye(number)[-1])
         return self._tensor(last @ np.stack(self._rows[:number]))
 
     def _row(self, number: int) -> np.ndarray:
