@@ -80,58 +80,19 @@ def replaced(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
-BROKEN = {
+BROKEN = {  # each message is pinned in tests/experiment
     "empty": ("", "empty"),
-    "not a mapping": ("- 1\n- 2\n", "mapping"),
     "not YAML": ("name: [1, 2\n", "bad.yaml:"),
-    "tab": ("name:\tx\n\tdata: y\n", "bad.yaml:"),
-    "duplicate key": (GOOD + "name: again\n", "bad.yaml:17:1: "),
     "unknown section": (replaced("privacy:", "privcy:"), "did you mean 'privacy'"),
-    "unknown key": (replaced("rounds: 2", "round: 2"), "did you mean 'rounds'"),
-    "missing section": (replaced("federation:\n  rounds: 2\n", ""), "federation"),
-    "missing key": (replaced("  batch_size: 32\n", ""), "batch_size"),
     "wrong type": (replaced("rounds: 2", "rounds: two"), "bad.yaml:8:3: federation.rounds"),
-    "boolean for a number": (replaced("rounds: 2", "rounds: true"), "whole number"),
-    "fraction for a whole number": (replaced("steps: 1", "steps: 1.5"), "whole number"),
-    "negative": (replaced("rounds: 2", "rounds: -2"), "got -2"),
-    "zero": (replaced("batch_size: 32", "batch_size: 0"), "got 0"),
-    "infinite": (replaced("max_grad_norm: 0.5", "max_grad_norm: .inf"), "privacy.max_grad_norm"),
-    "delta of one": (replaced("delta: 1e-3", "delta: 1"), "privacy.delta"),
-    "no source of noise": (replaced("  target_epsilon: 8.0\n", ""), "got neither"),
-    "unknown scheme": (replaced("scheme: iid", "scheme: idd"), "did you mean 'iid'"),
-    "key of another scheme": (replaced("clients: 3", "clients: 3, alpha: 1"), "alpha"),
-    "unknown optimizer": (replaced("name: sgd", "name: sdg"), "did you mean 'sgd'"),
-    "unknown dataset": (replaced("digits", "digit"), "did you mean 'digits'"),
-    "unknown model": (replaced("logistic", "logistics"), "did you mean 'logistic'"),
-    "unknown model argument": (
-        replaced("name: logistic", "name: mlp\n  args: {hiden: [8]}"),
-        "did you mean 'hidden'",
-    ),
-    "unknown loss": (
-        replaced("name: logistic", "name: mlp\n  loss: crossentropy"),
-        "cross_entropy",
-    ),
-    "too many participants": (
-        replaced("rounds: 2", "rounds: 2\n  clients_per_round: 4"),
-        "clients_per_round",
-    ),
-    "bad name": (replaced("name: tiny", "name: a/b"), "name"),
-    "private sizes": (GOOD + "  adjacency: add_remove\n", "declared_examples"),
-    "weights from private sizes": (
-        replaced("rounds: 2", "rounds: 2\n  weighting: examples")
-        + "  adjacency: {name: add_remove, declared_examples: 100}\n",
-        "weighting",
-    ),
     "a sum that does not fit": (
         GOOD + "secure_aggregation: {encoding: {frac_bits: 60}}\n",
         "use frac_bits 32 or less",
     ),
-    "workers without an engine": (GOOD + "runtime: {workers: 4}\n", "engine"),
     "missing data file": (
         replaced("dataset: digits", "dataset: {path: no.csv, target: y}"),
         "no.csv",
     ),
-    "missing plug-in file": (replaced("name: logistic", "name: ./no.py:build"), "no.py"),
 }
 
 # Wrong only when something is built or read: `validate` imports nothing and cannot see it.

@@ -88,12 +88,18 @@ def test_a_comparison_prints_short_and_is_a_table_in_a_notebook(
     assert "<script" not in other._repr_html_()
 
 
-def test_a_run_is_the_one_that_fedsim_run_makes(compared: ComparisonResult, tmp_path: Path) -> None:
-    base = compared.path.parent / "tiny.yaml"
-    alone = run_experiment(base, overrides={"seed": 1}, out=tmp_path / "alone").path
+def test_a_run_of_a_worker_process_is_the_one_that_fedsim_run_makes(
+    compared: ComparisonResult, directory: Path
+) -> None:
+    source = directory / "compare.yaml"
+    source.write_text(source.read_text().replace("seeds: 2", "seeds: [1]"))
+    worked = fedsim.compare(source, out=directory / "out", workers=1).path
+    base = directory / "tiny.yaml"
+    alone = run_experiment(base, overrides={"seed": 1}, out=directory / "alone").path
     for name in ("model.safetensors", "ledger.jsonl"):
-        ours = compared.path / "runs" / "dp" / "seed-1" / name
-        assert ours.read_bytes() == (alone / name).read_bytes()
+        for found in (worked, compared.path):
+            ours = found / "runs" / "dp" / "seed-1" / name
+            assert ours.read_bytes() == (alone / name).read_bytes()
 
 
 def test_the_table_of_runs_gives_the_reported_difference_again(compared: ComparisonResult) -> None:
@@ -222,27 +228,33 @@ def test_only_what_changed_is_to_be_run_again(
     assert not (copy / "runs" / "dp" / "seed-0").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "number"),
-    [
+@pytest.mark.usefixtures("jobs_here")
+def test_a_finished_run_with_a_number_that_is_not_finite_is_finished_anew(
+    compared: ComparisonResult, tmp_path: Path
+) -> None:
+    out = shutil.copytree(compared.path, tmp_path / "out")
+    run, loaded = out / "runs" / "dp" / "seed-0", load_comparison(source_of(compared))
+    damaged: dict[Path, str] = {}
+    for name, key, number in (
         ("summary.json", '"test_accuracy"', "NaN"),
         ("privacy.json", '"delta"', "1e999"),
         ("scores.json", '"recall"', "NaN"),
         ("client_metrics.json", '"client_accuracy"', "-Infinity"),
-    ],
-)
-def test_a_finished_run_with_a_number_that_is_not_finite_is_finished_anew(
-    compared: ComparisonResult, tmp_path: Path, name: str, key: str, number: str
-) -> None:
-    out = shutil.copytree(compared.path, tmp_path / "out")
-    file = out / "runs" / "dp" / "seed-0" / name
-    text = re.sub(rf"{key}: [0-9.e-]+", f"{key}: {number}", file.read_text(), count=1)
-    assert f"{key}: {number}" in text
-    file.write_text(text)
-    again = fedsim.compare(source_of(compared), out=out, workers=1)
+    ):
+        sound = (run / name).read_text()
+        text = re.sub(rf"{key}: [0-9.e-]+", f"{key}: {number}", sound, count=1)
+        assert f"{key}: {number}" in text
+        (run / name).write_text(text)
+        pending = [job.directory for job in plan_jobs(loaded, out) if job.is_pending]
+        assert pending == [run], name
+        (run / name).write_text(sound)
+        damaged[run / name] = text
+    for file, text in damaged.items():
+        file.write_text(text)
+    again = fedsim.compare(source_of(compared), out=out)
     assert [run.reused for run in again.results.outcomes] == [True, True, False, True]
     assert not again.failed
-    assert number not in file.read_text()
+    assert not any(re.search("NaN|1e999|Infinity", file.read_text()) for file in damaged)
     means = (result.results.variants[1].metrics for result in (compared, again))
     assert next(means) == next(means)
 
