@@ -78,7 +78,7 @@ def test_variants_may_be_objects_and_finished_runs_of_the_same_objects_are_kept(
     threads = torch.get_num_threads()
 
     def compare(width: int, data: Any = X) -> fedsim.ComparisonResult:
-        base = experiment(linear, (data, Y))
+        base = {**experiment(linear, (data, Y)), "privacy": None}
         models = {"model.name": [linear, network(width)]}
         return fedsim.compare(base, vary=models, seeds=1, out=tmp_path / "c")
 
@@ -103,7 +103,7 @@ def test_variants_may_be_objects_and_finished_runs_of_the_same_objects_are_kept(
 
 def test_a_comparison_of_objects_may_be_tuned_first(tmp_path: Path) -> None:
     result = fedsim.compare(
-        experiment(linear, (X, Y)),
+        {**experiment(linear, (X, Y)), "privacy": None},
         vary={"model.name": [linear, network(8)]},
         tune={"local.optimizer.lr": [0.1, 1.0]},
         seeds=1,

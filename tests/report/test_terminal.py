@@ -66,7 +66,8 @@ def test_a_table_with_every_column_fits_into_eighty_characters(make_run, private
 
 def test_the_plan_fits_into_eighty_characters():
     console = terminal()
-    few_batches = {"local.batch_size": 280}  # which are planned sooner than many
+    # Whose samplings are planned the soonest.
+    few_batches = {"local.batch_size": 280, "privacy.adjacency": "replace_one"}
     print_plan(plan_experiment(load_experiment(EXPERIMENT, few_batches)), console)
     lines = shown(console).splitlines()
     assert "…" not in "".join(lines)
