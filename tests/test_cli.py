@@ -18,6 +18,7 @@ from fedsim.cli import cli, main
 from fedsim.cli.options import command_imports
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import json_schema
+from fedsim.report.progress import PhaseDisplay
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
 
@@ -70,6 +71,8 @@ class Command:
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Command:
+    # A busy machine is slow, and a long phase gets a line.
+    monkeypatch.setitem(PhaseDisplay.__init__.__kwdefaults__, "patience", 3600.0)
     command = Command(monkeypatch, capsys, tmp_path)
     command.write("good.yaml", GOOD)
     return command

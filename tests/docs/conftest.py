@@ -36,6 +36,7 @@ import pytest
 from fedsim.cli import main
 from fedsim.comparison.jobs import Job
 from fedsim.report import run as report_of_runs
+from fedsim.report.progress import PhaseDisplay
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 
@@ -206,7 +207,11 @@ def terminal(
     monkeypatch: pytest.MonkeyPatch,
     jobs_here: None,
 ) -> Terminal:
-    """A terminal of 80 columns in an empty directory, with `experiments/` beside it."""
+    """A terminal of 80 columns in an empty directory, with `experiments/` beside it.
+
+    No phase is so long that it gets a line: how long it takes depends on the machine.
+    """
+    monkeypatch.setitem(PhaseDisplay.__init__.__kwdefaults__, "patience", 3600.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
