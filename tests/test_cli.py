@@ -72,7 +72,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Command:
     # A busy machine is slow, and a long phase gets a line.
-    monkeypatch.setitem(PhaseDisplay.__init__.__kwdefaults__, "patience", 3600.0)
+    monkeypatch.setattr(PhaseDisplay.__init__, "__kwdefaults__", {"patience": 3600.0})
     command = Command(monkeypatch, capsys, tmp_path)
     command.write("good.yaml", GOOD)
     return command

@@ -211,7 +211,7 @@ def terminal(
 
     No phase is so long that it gets a line: how long it takes depends on the machine.
     """
-    monkeypatch.setitem(PhaseDisplay.__init__.__kwdefaults__, "patience", 3600.0)
+    monkeypatch.setattr(PhaseDisplay.__init__, "__kwdefaults__", {"patience": 3600.0})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
