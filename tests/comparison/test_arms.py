@@ -141,12 +141,15 @@ def finite_epsilons(content: object, inside: bool = False) -> Iterator[float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
-def test_clipping_without_noise_is_never_shown_as_a_guarantee(tmp_path: Path) -> None:
+def test_the_page_says_what_each_arm_protects_and_of_clipping_without_noise_nothing(
+    tmp_path: Path,
+) -> None:
     base = {**BASE, "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}}
     base = {**base, "federation": {"rounds": 1}, "secure_aggregation": None}
-    load(tmp_path, {"clipped": {"arm": "clipping_only"}}, base)
+    arms = {"clipped": "clipping_only", "pooled": "pooled", "local": "local_only"}
+    load(tmp_path, {name: {"arm": arm} for name, arm in arms.items()}, base)
     result = compare(tmp_path / "c.yaml", out=tmp_path / "out")
-    private, clipped = result.to_json()["variants"]
+    private, clipped, *_ = result.to_json()["variants"]
     assert private["private"] is True
     assert set(finite_epsilons(private)) == {private["epsilon"]}
     assert clipped["private"] is False
@@ -157,14 +160,7 @@ def test_clipping_without_noise_is_never_shown_as_a_guarantee(tmp_path: Path) ->
     assert list(finite_epsilons({key: written[key] for key in ("system_epsilon", "clients")})) == []
     assert guarantee_text(result.results.variants[1]) == "none"
     assert "the other 1 had no privacy" in result.tuning.statement
-    assert "get no noise" in (result.path / "comparison.html").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("jobs_here")
-def test_the_page_says_what_each_arm_protects(tmp_path: Path) -> None:
-    load(tmp_path, {"pooled": {"arm": "pooled"}, "local": {"arm": "local_only"}})
-    result = compare(tmp_path / "c.yaml", out=tmp_path / "out")
     page = (result.path / "comparison.html").read_text()
+    assert "get no noise" in page
     assert "nothing protects them from the holder" in page
     assert "means over the clients" in page

@@ -80,7 +80,7 @@ def test_more_seeds_than_can_be_enumerated_leave_the_t_test() -> None:
     assert found.t_p is not None
 
 
-def coverage(shift: float, repetitions: int = 4000, seeds: int = 5) -> float:
+def coverage(shift: float, repetitions: int = 2000, seeds: int = 5) -> float:
     """The share of simulated comparisons of 5 seeds whose interval covers zero."""
     generator = np.random.default_rng(11)
     seed_effects = generator.normal(0.9, 0.05, (repetitions, seeds))  # shared by a pair
@@ -93,9 +93,9 @@ def coverage(shift: float, repetitions: int = 4000, seeds: int = 5) -> float:
 
 
 def test_a_planted_zero_difference_is_covered_in_95_of_100_comparisons() -> None:
-    # The number covered is Binomial(4000, 0.95): within 0.95 +- 0.0152 with probability 1 - 1e-5,
+    # The number covered is Binomial(2000, 0.95): within 0.95 +- 0.0216 with probability 1 - 1e-5,
     # the false alarm rate. A true shift of half a standard deviation of a difference must be seen.
-    slack = 4.42 * np.sqrt(0.95 * 0.05 / 4000)
+    slack = 4.42 * np.sqrt(0.95 * 0.05 / 2000)
     assert abs(coverage(0.0) - 0.95) < slack
     assert abs(coverage(0.007) - 0.95) > slack
 

@@ -28,6 +28,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ import pytest
 from fedsim.cli import main
 from fedsim.comparison.jobs import Job
 from fedsim.report import run as report_of_runs
+from fedsim.report.progress import PhaseDisplay
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 
@@ -205,7 +207,11 @@ def terminal(
     monkeypatch: pytest.MonkeyPatch,
     jobs_here: None,
 ) -> Terminal:
-    """A terminal of 80 columns in an empty directory, with `experiments/` beside it."""
+    """A terminal of 80 columns in an empty directory, with `experiments/` beside it.
+
+    No phase is so long that it gets a line: how long it takes depends on the machine.
+    """
+    monkeypatch.setattr(PhaseDisplay.__init__, "__kwdefaults__", {"patience": 3600.0})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
@@ -269,6 +275,20 @@ def _write(page: Path, old: str, new: str) -> None:
     if os.environ.get("WRITE_DOCS") == "1":
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def rows_of(page: Path, first: str) -> list[list[str]]:
+    """Return the cells of the table with this first heading, row by row, the headings first."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start:])
+    cells = [[one.strip(" `") for one in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    return [cells[0], *cells[2:]]
+
+
+@pytest.fixture(name="rows_of")
+def _rows_of() -> Callable[[Path, str], list[list[str]]]:
+    return rows_of
 
 
 @pytest.fixture(name="differs")

@@ -1,6 +1,7 @@
 """Every number of the pages on correlated noise is computed here."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,19 @@ from fedsim.tools.advice.noise import predict_noise_error
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "howto" / "correlated_noise.md"
 PROOFS = ROOT / "docs" / "explain" / "proofs.md"
+RowsOf = Callable[[Path, str], list[list[str]]]
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 CASE = {"examples": 2500, "batch_size": 50, "steps": 250, "target_epsilon": 8.0}
 QUICKSTART = {"examples": 144, "batch_size": 28, "steps": 300, "target_epsilon": 1.0}
 
 
-def table(first: str, page: Path = PAGE) -> list[list[str]]:
-    """Return the rows of the table with this first heading, without the headings."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip(" `") for cell in line.split("|")[1:-1]])
-    return rows
-
-
 @pytest.mark.parametrize(("delta", "column"), [(1e-3, 2), (1e-5, 4)])
 def test_the_error_is_at_most_seven_tenths_of_that_of_poisson_batches(
-    delta: float, column: int
+    delta: float, column: int, rows_of: RowsOf
 ) -> None:
     """Of 2,500 examples, batches of 50, 250 steps, ε = 8; each candidate with its own noise."""
     white = predict_noise_error(**CASE, delta=delta)
-    rows = table("sampling")
+    rows = rows_of(PAGE, "sampling")[1:]
     assert rows[0][:2] == ["poisson", "1"]
     for name, bands, *cells in rows:
         sampling: Any = name
@@ -59,8 +49,8 @@ def test_it_loses_at_many_passes_and_small_epsilon() -> None:
         assert found > white
 
 
-def test_the_constants() -> None:
-    for bands, norm, error, size in table("bands", PROOFS):
+def test_the_constants(rows_of: RowsOf) -> None:
+    for bands, norm, error, size in rows_of(PROOFS, "bands")[1:]:
         found = NoiseCorrelation.square_root(int(bands), 250)
         assert f"{found.column_norm:.4f}" == norm
         assert f"{BandedStrategy(found.coefficients).prefix_error(250).rms:.3f}" == error

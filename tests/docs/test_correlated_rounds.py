@@ -32,7 +32,7 @@ def test_the_table_has_the_errors_at_the_same_epsilon() -> None:
 
 def test_what_parameters_for_momentum_gain() -> None:
     less = []
-    for rounds, apart in product((1024, 2000), (100, 200, 400)):
+    for rounds, apart in product((1024, 2000), (100, 400)):
         participation, noise = MinSeparation.of(rounds, apart), dict[float, float]()
         for momentum in (0.0, 0.9):
             strategy = optimised_blt(3, participation, momentum)

@@ -53,6 +53,13 @@ def test_every_path_exists(page: str) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_code_of_the_proofs_exists() -> None:
+    text = (ROOT / "docs" / "explain" / "proofs.md").read_text(encoding="utf-8")
+    paths = [path for path in paths_in(text) if path.endswith(".py")]
+    assert len(paths) >= 5
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
 def test_the_round_in_the_design_names_files_that_exist() -> None:
     design = (ROOT / "docs" / "design.md").read_text()
     (block,) = re.findall(r"## One round\n.*?```\n(.*?)```", design, re.DOTALL)

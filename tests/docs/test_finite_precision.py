@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,34 +14,12 @@ from fedsim.noise.spline import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BIT
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "explain" / "proofs.md"
+RowsOf = Callable[[Path, str], list[list[str]]]
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 
-def table(first: str) -> list[list[str]]:
-    """Return the rows of the table with this first heading, the headings first."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return [rows[0], *rows[2:]]
-
-
-def whole(text: str) -> int:
-    """Return the number of `6 · 10⁴` or `10³`."""
-    digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
-    *factor, power = text.split(" · ")
-    return int(factor[0] if factor else 1) * 10 ** int(power.removeprefix("10").translate(digits))
-
-
-def rounded_up(value: float, digits: int) -> str:
-    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
-
-
-def test_the_slack_at_several_epsilons() -> None:
-    head, *rows = table("ε")
+def test_the_slack_at_several_epsilons(rows_of: RowsOf) -> None:
+    head, *rows = rows_of(PAGE, "ε")
     deltas = [float(cell.rpartition("= ")[2]) for cell in head[1:]]
     assert len(rows) == 5
     for epsilon, *cells in rows:
@@ -53,8 +32,8 @@ def test_the_slack_at_several_epsilons() -> None:
                 assert slack <= float(cell) * (1 + 1e-9) < slack + 1.1e-6
 
 
-def test_the_constants_are_those_of_the_code() -> None:
-    found = {row[0]: row[2] for row in table("constant")[1:]}
+def test_the_constants_are_those_of_the_code(rows_of: RowsOf) -> None:
+    found = {row[0]: row[2] for row in rows_of(PAGE, "constant")[1:]}
     assert found == {
         "steps of the grid in a deviation": "2²⁴",
         "E ℓ²": "1e-23",
@@ -79,10 +58,3 @@ def test_where_nothing_is_proven() -> None:
     for epsilon, delta in (limits[:2], limits[2:]):
         assert sampler_slack(float(epsilon), float(delta)).epsilon < math.inf
         assert sampler_slack(float(epsilon) + 1, float(delta)).epsilon == math.inf
-
-
-def test_every_file_and_name_exists() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    paths = re.findall(r"`([\w/]+/[\w/]+\.py)`", text)
-    assert len(paths) >= 5
-    assert [path for path in paths if not (ROOT / path).is_file()] == []

@@ -11,12 +11,6 @@ PAGE = ROOT / "docs" / "decisions" / "names.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 
-def test_every_path_of_a_walk_exists() -> None:
-    paths = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", PAGE.read_text()))
-    assert len(paths) > 8
-    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-
-
 def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
     walks = PAGE.read_text().split("\n### ")[1:]
     assert len(walks) == 3

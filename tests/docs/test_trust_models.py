@@ -1,7 +1,7 @@
 """Every number of trust_models.md, and of sums in proofs.md, is computed here."""
 
 import math
-import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,25 +22,13 @@ from fedsim.accountant.trust import NoiseNeed, NoiseShares
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "explain" / "trust_models.md"
 PROOFS = ROOT / "docs" / "explain" / "proofs.md"
+RowsOf = Callable[[Path, str], list[list[str]]]
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 ROUNDS, DELTA = 20, 1e-3
 
 
 def text() -> str:
     return " ".join(" ".join(page.read_text(encoding="utf-8") for page in (PAGE, PROOFS)).split())
-
-
-def table(first: str) -> list[list[str]]:
-    """Return the rows of the table with this first heading, without the headings."""
-    pages = (PAGE, PROOFS)
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return rows
 
 
 def epsilon(multiplier: float) -> float:
@@ -53,13 +41,13 @@ def rounded_up(value: float) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
-def test_the_two_certificates_of_the_digits() -> None:
+def test_the_two_certificates_of_the_digits(rows_of: RowsOf) -> None:
     assert "20 rounds, all examples in every batch, δ = 0.001, and ε = 1 against `sums`" in text()
     target, delta = target_without_slack(1.0, DELTA)
     needed = calibrate_noise_multiplier(
         target_epsilon=target, delta=delta, sampling_rate=1.0, steps=ROUNDS, accountant="pld"
     )
-    rows = table("m")
+    rows = rows_of(PAGE, "m")[1:]
     assert len(rows) == 7
     for m, t, *cells in rows:
         shares = NoiseShares.meeting(
@@ -93,8 +81,8 @@ def test_drawing_clients_does_not_amplify_examples() -> None:
     assert f"would claim {claimed:.1e}. ".replace("e-0", "e-") in text()
 
 
-def test_the_law_of_a_sum_of_draws() -> None:
-    rows = table("honest h")
+def test_the_law_of_a_sum_of_draws(rows_of: RowsOf) -> None:
+    rows = rows_of(PROOFS, "honest h")[1:]
     assert len(rows) == 4
     for honest, square, largest in rows:
         h = int(honest)
@@ -111,9 +99,3 @@ def test_the_constants_are_those_of_the_code() -> None:
     assert "at most 10¹² values in all opened sums of a client" in text()
     assert "are (ε, δ (1 − 2⁻¹⁴))-DP" in text()
     assert (MAX_DRAWS, SHARE) == (10**12, 2**-14)
-
-
-def test_every_file_and_name_exists() -> None:
-    paths = re.findall(r"`([\w/]+/[\w/]+\.py)`", text())
-    assert paths
-    assert [path for path in paths if not (ROOT / path).is_file()] == []

@@ -146,6 +146,18 @@ BROKEN = [
     ("lr: 1.0", "learning_rate: 1.0", "17:26: local.optimizer.learning_rate: unknown key; did you mean 'lr'?"),
     # rules of one section
     (
+        "  noise_multiplier: 1.1\n",
+        "",
+        "18:1: privacy: needs target_epsilon, noise_multiplier or both, got neither; "
+        "target_epsilon alone calibrates the noise for you",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  adjacency: add_remove",
+        "22:3: privacy.adjacency.declared_examples: missing; public number of examples, such as "
+        "1000, that sets the sampling rate in place of a client's private size",
+    ),
+    (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  on_exhausted: stop",
         "18:1: privacy: on_exhausted: stop needs a budget: give target_epsilon, for all or for "

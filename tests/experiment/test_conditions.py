@@ -104,7 +104,7 @@ def combinations() -> Iterator[Choices]:
 
 def test_settings_and_statement_agree_on_every_combination() -> None:
     accepted, failing = 0, set[str]()
-    for choices in combinations():
+    for choices in dict.fromkeys(combinations()):  # most pairs have a default
         recorded, failed = read_record(choices), unmet(choices)
         failing |= set(failed)
         assert recorded is None or not failed, (choices, failed)

@@ -79,7 +79,7 @@ experiments = section(
 
 @pytest.mark.slow
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -104,16 +104,17 @@ def test_the_kinds_of_clients_of_an_experiment(fedsim: Command) -> None:
 
 
 def test_a_plan_has_the_same_columns_on_request(fedsim: Command) -> None:
-    _, plain, _ = fedsim("plan", "e.json")
-    _, out, _ = fedsim("plan", "e.json", "--bounds")
-    _, curve, _ = fedsim("curve", "e.json")
+    whole = "local.batch_size=full"
+    _, plain, _ = fedsim("plan", "e.json", whole)
+    _, out, _ = fedsim("plan", "e.json", whole, "--bounds")
+    _, curve, _ = fedsim("curve", "e.json", whole)
     assert "strong" not in plain
     table = curve[curve.index("clients") :].splitlines()[:4]
     assert all(line in out for line in table)
-    _, out, _ = fedsim("plan", "e.json", "--bounds", "basic,pld", "--json")
+    _, out, _ = fedsim("plan", "e.json", whole, "--bounds", "basic,pld", "--json")
     (first, *_) = json.loads(out)["bounds"]
     assert list(first["points"][-1]["epsilon"]) == ["basic", "pld"]
-    code, _, err = fedsim("plan", "e.json", "--bounds", "x")
+    code, _, err = fedsim("plan", "e.json", whole, "--bounds", "x")
     assert code == 2
     assert "there is no bound 'x'" in err
 

@@ -20,7 +20,12 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "logistic"},
     "federation": {"rounds": 4, "clients_per_round": 2},
     "local": {"steps": 2, "batch_size": 200},
-    "privacy": {"target_epsilon": 2.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    "privacy": {
+        "target_epsilon": 2.0,
+        "delta": 1e-3,
+        "max_grad_norm": 0.5,
+        "adjacency": "replace_one",  # its samplings are planned the soonest
+    },
 }
 GIVEN = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 

@@ -66,8 +66,9 @@ def test_a_table_with_every_column_fits_into_eighty_characters(make_run, private
 
 def test_the_plan_fits_into_eighty_characters():
     console = terminal()
-    few_batches = {"local.batch_size": 280}  # which are planned sooner than many
-    print_plan(plan_experiment(load_experiment(EXPERIMENT, few_batches)), console)
+    # Few batches of clients of one size are planned sooner than many.
+    changes = {"local.batch_size": 280, "data.partition.scheme": "iid"}
+    print_plan(plan_experiment(load_experiment(EXPERIMENT, changes)), console)
     lines = shown(console).splitlines()
     assert "…" not in "".join(lines)
     assert max(len(line.rstrip()) for line in lines) <= 80

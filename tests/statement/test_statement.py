@@ -28,12 +28,6 @@ from fedsim.statement.guarantee import TABLE, guarantee, simulated_guarantee
 FINITE = re.compile(r"ε(?:_k)?(?: of client \d+)?\s*(?:is|=|≤|<)\s*\d|at δ|μ\s*=|\d% of")
 CLAIMED = re.compile(r"are \(ε|differentially private")
 
-many = settings(
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
 
 def words(facts: Facts) -> str:
     return "\n".join(sentence.text for sentence in statement_of(facts))
@@ -49,10 +43,7 @@ def with_client(facts: Facts, number: int, **values: object) -> Facts:
     return dataclasses.replace(facts, clients=tuple(some))
 
 
-@many
-@given(data=st.data())
-def test_no_sentence_can_be_built_where_its_facts_do_not_hold(facts_strategy, data):
-    facts = data.draw(facts_strategy)
+def built_exactly_where_its_facts_hold(facts: Facts) -> None:
     built = {sentence.id for sentence in statement_of(facts)}
     for row in SENTENCES:
         if row.identifier in built:
@@ -62,10 +53,7 @@ def test_no_sentence_can_be_built_where_its_facts_do_not_hold(facts_strategy, da
                 row(facts)
 
 
-@many
-@given(data=st.data())
-def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
-    facts = data.draw(facts_strategy)
+def finite_figures_are_of_bounded_runs(facts: Facts) -> None:
     text = words(facts)
     finite = (
         facts.is_private
@@ -83,27 +71,18 @@ def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
         assert "claim" not in kinds
 
 
-@many
-@given(data=st.data())
-def test_exactly_one_sentence_says_what_is_guaranteed(facts_strategy, data):
-    facts = data.draw(facts_strategy)
+def exactly_one_sentence_says_what_is_guaranteed(facts: Facts) -> None:
     assert sum(row.holds(facts) for row in TABLE[: TABLE.index(guarantee) + 1]) == 1
 
 
-@many
-@given(data=st.data())
-def test_printed_epsilon_is_the_largest_and_never_rounded_down(facts_strategy, data):
-    facts = data.draw(facts_strategy)
+def printed_epsilon_is_the_largest_and_never_rounded_down(facts: Facts) -> None:
     for printed in re.findall(r"largest ε_k is ([0-9.]+)", words(facts)):
         assert float(printed) >= max(client.epsilon for client in facts.clients)
     for printed in re.findall(r"at δ [=≤] ([0-9.e-]+[0-9])", words(facts)):
         assert float(printed) >= max(client.delta for client in facts.clients)
 
 
-@many
-@given(data=st.data())
-def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
-    facts = data.draw(facts_strategy)
+def conditions_are_named_whenever_they_apply(facts: Facts) -> None:
     text = words(facts)
     mechanism = facts.mechanism
     if facts.is_bounded:
@@ -122,14 +101,34 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
         assert "is not differential privacy" in text
 
 
-@many
-@given(data=st.data())
-def test_the_quoted_paragraph_holds_the_guarantee_and_every_warning(facts_strategy, data):
-    sentences = statement_of(data.draw(facts_strategy))
+def the_quoted_paragraph_holds_the_guarantee_and_every_warning(facts: Facts) -> None:
+    sentences = statement_of(facts)
     quoted = in_words(sentences)
     for sentence in sentences:
         if sentence.kind == "warning" or sentence.point == "guarantee":
             assert sentence.text in quoted
+
+
+def it_is_json_without_nan_or_infinity(facts: Facts) -> None:
+    content = to_json(facts)
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_no_combination_of_facts_is_overstated(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    built_exactly_where_its_facts_hold(facts)
+    finite_figures_are_of_bounded_runs(facts)
+    exactly_one_sentence_says_what_is_guaranteed(facts)
+    printed_epsilon_is_the_largest_and_never_rounded_down(facts)
+    conditions_are_named_whenever_they_apply(facts)
+    the_quoted_paragraph_holds_the_guarantee_and_every_warning(facts)
+    it_is_json_without_nan_or_infinity(facts)
 
 
 def test_an_ordinary_run_is_stated(honest):
@@ -230,13 +229,6 @@ def test_a_statement_for_programs_has_the_numbers_unrounded(honest):
     assert by_id["sampler"]["values"] == {"ran": "poisson", "accounted_as": "PoissonSampled"}
     assert by_id["spread"]["values"] == {"max": 3.0, "median": 2.5, "min": 2.0}
     assert content["profile"]["mu"] == 0.7
-
-
-@many
-@given(data=st.data())
-def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
-    content = to_json(data.draw(facts_strategy))
-    assert json.loads(json.dumps(content, allow_nan=False)) == content
 
 
 def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
