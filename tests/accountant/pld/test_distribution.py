@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -143,13 +142,13 @@ def random_schedule(draw: random.Random, mechanisms: int) -> Schedule:
     return tuple(steps)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("mechanisms", "schedules"), [(1, 32), (3, 8)])
 def test_guarantee_random_schedules_are_nowhere_below_the_exact_epsilon(
-    mechanisms: int, schedules: int, capsys: pytest.CaptureFixture[str]
+    mechanisms: int, schedules: int
 ) -> None:
     """160 values of single mechanisms, and 40 of compositions; Rényi's bound is above them."""
-    draw, checked, most = random.Random(mechanisms), 0, 0.0
+    draw = random.Random(mechanisms)
     for _ in range(schedules):
         schedule = random_schedule(draw, mechanisms)
         ours, rdp = account(schedule), RdpAccountant()
@@ -160,16 +159,7 @@ def test_guarantee_random_schedules_are_nowhere_below_the_exact_epsilon(
             assert epsilon <= rdp.get_epsilon(delta) + 1e-9
             exact = exact_log_delta(schedule, epsilon) if epsilon > 0.0 else -math.inf
             assert exact <= math.log(delta) + 1e-9, (schedule, delta)
-            checked += 1
-            if epsilon > 0.0:
-                most = max(most, math.log(delta) - exact)
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n{checked} epsilons, {mechanisms} mechanisms: delta at most {most:.1e} too large"
-            + "\n"
-        )
-    assert checked == 5 * schedules
-    assert most <= 0.05
+            assert epsilon == 0.0 or exact >= math.log(delta) - 0.05, (schedule, delta)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES[:3], *SCHEDULES[5:8]])
@@ -302,21 +292,21 @@ def test_where_a_grid_gives_way_both_are_mixed() -> None:
     assert exact_log_delta(((0.01, 1.0, steps),), ours - 5e-4) > math.log(1e-5)
 
 
-@pytest.mark.parametrize("schedule", [SCHEDULES[0], SCHEDULES[7]])
-def test_lies_between_the_brackets_of_dp_accounting(schedule: Schedule) -> None:
+def test_lies_between_the_brackets_of_dp_accounting() -> None:
+    schedule, accountant = SCHEDULES[7], account(SCHEDULES[7])
     for pessimistic in (True, False):
         total = None
         for rate, noise, steps in schedule:
             part = oracle.from_gaussian_mechanism(
                 noise,
-                value_discretization_interval=5e-4,
+                value_discretization_interval=1e-3,
                 sampling_prob=rate,
                 pessimistic_estimate=pessimistic,
             ).self_compose(steps)
             total = part if total is None else total.compose(part)
         assert total is not None
         for delta in (1e-3, 1e-5, 1e-7):
-            ours = account(schedule).get_epsilon(delta)
+            ours = accountant.get_epsilon(delta)
             theirs = total.get_epsilon_for_delta(delta)
             if pessimistic:
                 assert ours <= theirs + 2e-4
@@ -354,7 +344,7 @@ schedules = st.lists(
 
 
 @given(schedule=schedules, delta=st.floats(-8.0, -2.0).map(lambda exponent: 10.0**exponent))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_below_rdp_and_delta_undoes_epsilon(schedule: Schedule, delta: float) -> None:
     ours, rdp = account(schedule), RdpAccountant()
     for event, count in ours.history:
@@ -373,7 +363,7 @@ def test_below_rdp_and_delta_undoes_epsilon(schedule: Schedule, delta: float) ->
     steps=st.integers(1, 500),
     delta=st.sampled_from([1e-3, 1e-5, 1e-7]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_monotone_in_steps_rate_noise_and_delta(
     rate: float, noise: float, steps: int, delta: float
 ) -> None:
@@ -412,7 +402,7 @@ def test_a_delta_that_the_fft_cannot_resolve_is_answered_by_rdp() -> None:
     assert ours.get_epsilon(1e-11) < 0.99 * rdp.get_epsilon(1e-11)
 
 
-@pytest.mark.parametrize("schedule", [((0.5, 0.001, 100),), ((0.1, 0.05, 10**6),)])
+@pytest.mark.parametrize("schedule", [((0.5, 0.001, 100),), ((0.5, 0.02, 2000),)])
 def test_a_loss_too_wide_for_the_grid_is_answered_by_rdp(schedule: Schedule) -> None:
     rdp = RdpAccountant().compose(*account(schedule).history[0])
     assert account(schedule).get_epsilon(1e-5) == rdp.get_epsilon(1e-5)
