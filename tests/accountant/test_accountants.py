@@ -163,23 +163,19 @@ def test_unknown_accountants_are_refused() -> None:
         make_accountant(unknown)
 
 
-def test_the_docstrings_say_what_the_sensitivity_is() -> None:
-    text = " ".join((Accountant.__doc__ or "").split())
-    assert "zero-out and add-remove both have L2 sensitivity C" in text
-    assert "replace-one has sensitivity 2 C" in text
-
-
-ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "add_remove", "replace_one")
 WITHOUT_REPLACEMENT = FixedSizeSampled(100, 10, Gaussian(1.0))
 SHUFFLED = EpochShuffled(10, Gaussian(1.0))
 
 
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize("name", ["pld", "rdp", "moments"])
-def test_adjacency_is_explicit(name: AccountantName, adjacency: Adjacency) -> None:
-    ours = make_accountant(name, adjacency=adjacency)
-    assert ours.adjacency == adjacency
-    assert f"adjacency='{adjacency}'" in repr(ours)
+@pytest.fixture(params=["pld", "rdp", "moments"])
+def name(request: pytest.FixtureRequest) -> AccountantName:
+    return request.param
+
+
+def test_adjacency_is_explicit(name: AccountantName) -> None:
+    ours = make_accountant(name, adjacency="replace_one")
+    assert ours.adjacency == "replace_one"
+    assert "adjacency='replace_one'" in repr(ours)
     assert make_accountant(name).adjacency == "zero_out"
     wrong: Any = "replace"
     with pytest.raises(
@@ -204,11 +200,6 @@ def test_unsound_combinations_are_refused_and_change_nothing(
     with pytest.raises(UnsupportedEventError, match=message):
         ours.compose(Composed((Gaussian(1.0), event)))
     assert before == (ours.history, ours.steps, ours.get_epsilon(1e-5))
-
-
-@pytest.fixture(params=["pld", "rdp", "moments"])
-def name(request: pytest.FixtureRequest) -> AccountantName:
-    return request.param
 
 
 def spent(name: AccountantName, event: Event, count: int, adjacency: Adjacency) -> float:

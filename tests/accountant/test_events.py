@@ -52,7 +52,7 @@ events = st.recursive(
 
 
 @given(events)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_json_round_trip_is_exact(event: Event) -> None:
     assert event_from_dict(json.loads(json.dumps(to_dict(event)))) == event
     assert hash(event_from_dict(to_dict(event))) == hash(event)
@@ -184,13 +184,6 @@ def test_poisson_refuses_a_bad_rate(value: Any) -> None:
 def test_self_composed_refuses_a_bad_count(value: Any) -> None:
     with pytest.raises(ValueError, match="count must be"):
         SelfComposed(Gaussian(1.0), value)
-
-
-def test_errors_name_the_value_and_the_rule() -> None:
-    with pytest.raises(ValueError, match=r"sampling_rate must be between 0 and 1, got 1\.5"):
-        PoissonSampled(1.5, Gaussian(1.0))
-    with pytest.raises(ValueError, match=r"noise_multiplier must be finite and >= 0, got -2\.0"):
-        Gaussian(-2)
 
 
 def test_parts_must_be_events() -> None:

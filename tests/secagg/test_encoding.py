@@ -36,7 +36,7 @@ def encoded(coder: FixedPointEncoder, values: Any, weight: int = 1, **keys: Any)
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_decoded_mean_is_within_the_bound_of_exact_rational_arithmetic(data: Any) -> None:
     bound = data.draw(st.floats(2.0**-6, 2.0**6))

@@ -59,7 +59,7 @@ histories = st.lists(st.tuples(steps, st.integers(0, 3000)), max_size=4)
 
 
 @given(clients=st.lists(histories, min_size=1, max_size=8), delta=st.sampled_from([1e-3, 1e-6]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_guarantee_rdp_is_that_of_single_accountants(clients: Any, delta: float) -> None:
     fleet = FleetAccountant("rdp")
     for client, history in enumerate(clients):

@@ -253,7 +253,7 @@ def test_extreme_guarantees_give_bounds_without_warnings(epsilon: float, delta: 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rate", [5e-324, 0.3, 1 - 1e-16])
-@pytest.mark.parametrize("noise", [1e-200, 0.03, 1e300])
+@pytest.mark.parametrize("noise", [1e-200, 0.1, 1e300])
 def test_extreme_steps_under_replace_one(rate: float, noise: float) -> None:
     event = PoissonSampled(rate, Gaussian(noise))
     ours, rdp = (
@@ -411,7 +411,7 @@ def test_a_loss_too_wide_for_the_grid_is_answered_by_rdp(monkeypatch: pytest.Mon
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("rate", [5e-324, 0.3, 1 - 1e-16])
 @pytest.mark.parametrize("noise", [1e-200, 1e-3, 0.1, 1e5, 1e300])
 def test_extreme_steps_give_a_bound_without_warnings(rate: float, noise: float) -> None:
     ours, rdp = account(((rate, noise, 3),)), RdpAccountant()

@@ -11,6 +11,7 @@ from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 
 Steps = dict[SampledGaussian, int]
 
+
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
 def test_plain_gaussians_have_a_closed_form(delta: float, saddle_point: ModuleType) -> None:
     steps: Steps = {SampledGaussian(1.0, 3.0): 4, SampledGaussian(1.0, 1.5): 2}

@@ -86,7 +86,7 @@ def test_a_leak_is_taken_off_delta_and_added_to_it() -> None:
     scale=st.floats(1e-8, 1e3),
     delta=st.floats(-30.0, -0.1).map(lambda exponent: 10.0**exponent),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_delta_undoes_epsilon(scale: float, delta: float) -> None:
     rdp = scale * np.array(DEFAULT_ORDERS)
     epsilon, _ = epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta)
