@@ -20,6 +20,7 @@ from fedsim.protocol.messages import (
     TrainReply,
     TrainRequest,
     Withdrawal,
+    record_of,
 )
 from fedsim.protocol.secure import from_records, to_records
 from fedsim.secagg.errors import WireError
@@ -192,3 +193,12 @@ def test_malformed_requests_are_refused() -> None:
     del message.content[CONFIG]
     with pytest.raises(ProtocolError, match="needs the records"):
         TrainRequest.from_message(message)
+
+
+def test_a_record_of_another_type_or_name_is_not_found() -> None:
+    content = RecordDict({"config": ConfigRecord({"n": 1}), "metrics": MetricRecord({"n": 1})})
+    found = record_of(content, "config", ConfigRecord)
+    assert found is not None
+    assert found["n"] == 1
+    assert record_of(content, "config", MetricRecord) is None
+    assert record_of(content, "arrays", ArrayRecord) is None
