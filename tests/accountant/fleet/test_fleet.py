@@ -181,13 +181,6 @@ def test_names_numbers_and_order_of_clients() -> None:
     assert FleetAccountant().get_epsilon(1e-5) == {}
 
 
-def test_answers_follow_what_is_composed_afterwards() -> None:
-    fleet = FleetAccountant("pld").compose("a", STEP, 10)
-    first = fleet.get_epsilon(1e-5)["a"]
-    assert fleet.get_epsilon(1e-6)["a"] > first
-    assert fleet.compose("a", STEP, 10).get_epsilon(1e-5)["a"] > first
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
