@@ -54,18 +54,12 @@ def spend() -> ClientSpend:
 ARRAYS_VALUE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7)}
 
 
-def test_request_round_trip() -> None:
-    message = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    request = TrainRequest.from_message(message)
-    assert request.round_number == 4
-    np.testing.assert_array_equal(to_numpy(request.arrays)["w"], ARRAYS_VALUE["w"])
-
-
 def test_what_an_algorithm_sends_travels_beside_the_model() -> None:
     arrays = to_arrays({"w": np.arange(3.0)})
     sent = {"correction": to_arrays({"w": np.full(3, 0.25)})}
     asked = TrainRequest(2, arrays, sent=sent).to_message(1)
     found = TrainRequest.from_message(asked)
+    assert found.round_number == 2
     assert digest(found.arrays) == digest(arrays)
     assert {name: digest(one) for name, one in found.sent.items()} == {
         "correction": digest(sent["correction"])

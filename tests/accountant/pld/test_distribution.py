@@ -117,7 +117,7 @@ def _invert(schedule: Schedule, epsilon: float, shift: int, replaced: bool = Fal
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("delta", [1e-3, 1e-8])
 def test_guarantee_never_below_the_exact_epsilon_and_at_most_1e_3_above(
     schedule: Schedule, delta: float
 ) -> None:

@@ -108,11 +108,9 @@ def test_never_above_no_amplification_and_monotone(
     assert np.all(rdp_random_allocation(batches + 1, noise) <= curve * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("order", [1.5, 2.0, 8.0])
-def test_many_batches_at_much_noise_tend_to_poisson_sampling(order: float) -> None:
-    (ours,) = rdp_random_allocation(1000, 5.0, (2.0, 8.0) if order == 1.5 else (order,))[:1]
-    sampled = 1000 * rdp_sampled_gaussian(1e-3, 5.0, (2.0 if order == 1.5 else order,))[0]
-    assert ours == pytest.approx(sampled, rel=1e-3)
+def test_many_batches_at_much_noise_tend_to_poisson_sampling() -> None:
+    sampled = 1000 * rdp_sampled_gaussian(1e-3, 5.0, (2.0, 8.0))
+    assert rdp_random_allocation(1000, 5.0, (2.0, 8.0)) == pytest.approx(sampled, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("error")

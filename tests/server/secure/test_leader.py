@@ -26,6 +26,14 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import CombineReply
 
 
+def filled(scene: Any, clients: int = 6) -> Any:
+    """Return a leader with the uploads of the first clients."""
+    leader = scene.leader()
+    for client in range(clients):
+        leader.add(scene.upload(leader, client))
+    return leader
+
+
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_secure_equals_quantized_bit_for_bit(
@@ -123,9 +131,7 @@ def test_a_client_whom_every_helper_rejects_is_taken_out_once(
 def test_a_helper_cannot_reject_a_client_for_ever(secure_parties: Any, aggregators: int) -> None:
     """Each such reply would be answered by the next request, and the round would never end."""
     scene = secure_parties(aggregators=aggregators)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     nonce = leader.offer(scene.keys).round_nonce
     rejection = {"round_nonce": nonce, "released": False, "rejected": (2,)}
     for helper in leader.requests():
@@ -136,9 +142,7 @@ def test_a_helper_cannot_reject_a_client_for_ever(secure_parties: Any, aggregato
 
 def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     first = leader.requests()
     assert {number: request.release for number, request in first.items()} == {1: False, 2: False}
     for number, request in first.items():
@@ -151,9 +155,7 @@ def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
 
 def test_a_rejection_after_another_helper_answered_loses_the_round(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     for number, request in leader.requests().items():
         leader.take(scene.helpers[number].combine(request))
     leader.take(scene.helpers[1].combine(leader.requests()[1]))
@@ -166,9 +168,7 @@ def test_a_rejection_after_another_helper_answered_loses_the_round(secure_partie
 
 def test_no_client_is_summed_twice_or_uninvited(secure_parties: Any, same_bits: Any) -> None:
     scene = secure_parties()
-    leader = scene.leader()
-    for client in range(5):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene, 5)
     again = scene.upload(leader, 0)
     with pytest.raises(DuplicateClientError, match="the first upload counts"):
         leader.add(again)
@@ -204,9 +204,7 @@ def test_every_flipped_bit_of_a_share_is_seen(secure_parties: Any) -> None:
 
 def test_every_flipped_bit_of_an_aggregate_is_seen(secure_parties: Any) -> None:
     scene = secure_parties(shapes={"w": (1,)})
-    leader = scene.leader()
-    for client in range(3):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene, 3)
     reply = scene.helpers[1].combine(leader.requests()[1])
     for bit in range(64 * len(reply.total)):
         total = reply.total.copy()
@@ -243,9 +241,7 @@ def test_a_silent_helper_leaves_no_model_and_may_answer_later(
     secure_parties: Any, same_bits: Any
 ) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     for number, request in leader.requests().items():
         leader.take(scene.helpers[number].combine(request))
     leader.take(scene.helpers[1].combine(leader.requests()[1]))
