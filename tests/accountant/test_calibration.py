@@ -203,7 +203,7 @@ def test_what_cannot_be_calibrated_is_said_clearly() -> None:
     with pytest.raises(ValueError, match="sampling_rate must be > 0"):
         calibrate_steps(**common, sampling_rate=0.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match=r"cannot be met: even sampling_rate=.* spends"):
-        calibrate_sampling_rate(**tiny, noise_multiplier=1e-3, steps=10**6)
+        calibrate_sampling_rate(**tiny, noise_multiplier=0.1, steps=10**6)
     with pytest.raises(ValueError, match="steps must be a whole number >= 1"):
         calibrate_sampling_rate(**common, noise_multiplier=1.0, steps=0)
     assert calibrate_sampling_rate(**common, noise_multiplier=50.0, steps=1) == 1.0
