@@ -150,36 +150,25 @@ def test_exact_is_below_pld_is_below_rdp() -> None:
     assert rdp == pytest.approx(6.717, abs=1e-3)
 
 
-def test_more_orders_only_help() -> None:
-    few = RdpAccountant(orders=(2, 8, 32)).compose(STEP, 50)
-    assert few.get_epsilon(1e-5) >= RdpAccountant().compose(STEP, 50).get_epsilon(1e-5)
-    with pytest.raises(ValueError, match="orders must lie in"):
-        RdpAccountant(orders=(1.0,))
-
-
 def test_unknown_accountants_are_refused() -> None:
     unknown: Any = "gdp"
     with pytest.raises(ValueError, match=r"must be one of \['moments', 'pld', 'rdp'\], got 'gdp'"):
         make_accountant(unknown)
 
 
-def test_the_docstrings_say_what_the_sensitivity_is() -> None:
-    text = " ".join((Accountant.__doc__ or "").split())
-    assert "zero-out and add-remove both have L2 sensitivity C" in text
-    assert "replace-one has sensitivity 2 C" in text
-
-
-ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "add_remove", "replace_one")
 WITHOUT_REPLACEMENT = FixedSizeSampled(100, 10, Gaussian(1.0))
 SHUFFLED = EpochShuffled(10, Gaussian(1.0))
 
 
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize("name", ["pld", "rdp", "moments"])
-def test_adjacency_is_explicit(name: AccountantName, adjacency: Adjacency) -> None:
-    ours = make_accountant(name, adjacency=adjacency)
-    assert ours.adjacency == adjacency
-    assert f"adjacency='{adjacency}'" in repr(ours)
+@pytest.fixture(params=["pld", "rdp", "moments"])
+def name(request: pytest.FixtureRequest) -> AccountantName:
+    return request.param
+
+
+def test_adjacency_is_explicit(name: AccountantName) -> None:
+    ours = make_accountant(name, adjacency="replace_one")
+    assert ours.adjacency == "replace_one"
+    assert "adjacency='replace_one'" in repr(ours)
     assert make_accountant(name).adjacency == "zero_out"
     wrong: Any = "replace"
     with pytest.raises(
@@ -204,11 +193,6 @@ def test_unsound_combinations_are_refused_and_change_nothing(
     with pytest.raises(UnsupportedEventError, match=message):
         ours.compose(Composed((Gaussian(1.0), event)))
     assert before == (ours.history, ours.steps, ours.get_epsilon(1e-5))
-
-
-@pytest.fixture(params=["pld", "rdp", "moments"])
-def name(request: pytest.FixtureRequest) -> AccountantName:
-    return request.param
 
 
 def spent(name: AccountantName, event: Event, count: int, adjacency: Adjacency) -> float:
@@ -254,12 +238,6 @@ def test_a_shuffled_epoch_is_one_gaussian(name: AccountantName) -> None:
         replaced = spent(name, EpochShuffled(100, Gaussian(1.0)), 10, "replace_one")
         assert replaced == pytest.approx(46.211, abs=1e-3)
         assert spent(name, PoissonSampled(0.01, Gaussian(1.0)), 1000, "zero_out") < 1.83
-
-
-def test_a_fixed_size_is_not_poisson_sampling(name: AccountantName) -> None:
-    event = FixedSizeSampled(100, 10, Gaussian(1.0))
-    wrong = spent(name, PoissonSampled(0.1, Gaussian(1.0)), 100, "zero_out")
-    assert spent(name, event, 100, "replace_one") > 4 * wrong
 
 
 def test_a_fixed_size_has_half_the_noise_and_is_below_the_published_bound() -> None:

@@ -18,7 +18,6 @@ from fedsim.accountant import (
     PldAccountant,
     PoissonSampled,
     RandomAllocation,
-    RdpAccountant,
     RepeatAndSelect,
     SelfComposed,
     UnsupportedEventError,
@@ -58,16 +57,6 @@ def test_gaussians_on_one_sample_are_one_gaussian() -> None:
     ((kind, count),) = break_down(PoissonSampled(0.1, inner)).steps.items()
     assert count == 1
     assert noise_of(kind) == pytest.approx((1.0 + 4 / 4.0) ** -0.5, rel=1e-15)
-
-
-def test_sampling_them_separately_would_under_report() -> None:
-    noise, groups, rate = math.sqrt(8.0), 8, 0.1
-    joint = PoissonSampled(rate, SelfComposed(Gaussian(noise), groups))
-    apart = SelfComposed(PoissonSampled(rate, Gaussian(noise)), groups)
-    epsilons = [RdpAccountant().compose(e, 100).get_epsilon(1e-5) for e in (joint, apart)]
-    single = RdpAccountant().compose(PoissonSampled(rate, Gaussian(1.0)), 100).get_epsilon(1e-5)
-    assert epsilons[0] == pytest.approx(single, rel=1e-12)
-    assert epsilons[1] < 0.8 * epsilons[0]
 
 
 def test_eight_groups_cost_7_05_and_not_4_63() -> None:

@@ -52,33 +52,25 @@ events = st.recursive(
 
 
 @given(events)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_json_round_trip_is_exact(event: Event) -> None:
     assert event_from_dict(json.loads(json.dumps(to_dict(event)))) == event
     assert hash(event_from_dict(to_dict(event))) == hash(event)
 
 
-def test_json_form_is_the_contract() -> None:
-    assert to_dict(PoissonSampled(0.25, Gaussian(1.5))) == {
-        "type": "PoissonSampled",
-        "sampling_rate": 0.25,
-        "event": {"type": "Gaussian", "noise_multiplier": 1.5},
-    }
-    assert to_dict(SelfComposed(NonPrivate(), 3)) == {
-        "type": "SelfComposed",
-        "event": {"type": "NonPrivate"},
-        "count": 3,
-    }
-    assert to_dict(Composed((Gaussian(1.0), NonPrivate()))) == {
-        "type": "Composed",
-        "events": [{"type": "Gaussian", "noise_multiplier": 1.0}, {"type": "NonPrivate"}],
-    }
-
-
-def test_json_form_of_the_other_events_never_changes() -> None:
+def test_json_form_never_changes() -> None:
     gaussian = {"type": "Gaussian", "noise_multiplier": 1.0}
     assert SCHEMA_VERSION == 1
     for event, record in (
+        (
+            PoissonSampled(0.25, Gaussian(1)),
+            {"type": "PoissonSampled", "sampling_rate": 0.25, "event": gaussian},
+        ),
+        (SelfComposed(Gaussian(1), 3), {"type": "SelfComposed", "event": gaussian, "count": 3}),
+        (
+            Composed((Gaussian(1), NonPrivate())),
+            {"type": "Composed", "events": [gaussian, {"type": "NonPrivate"}]},
+        ),
         (JointGaussian((1, 2.5)), {"type": "JointGaussian", "noise_multipliers": [1.0, 2.5]}),
         (
             FixedSizeSampled(100, 10, Gaussian(1)),
@@ -168,29 +160,26 @@ def test_numbers_of_every_type_make_the_same_event() -> None:
     assert str(Gaussian(-0.0).noise_multiplier) == "0.0"
 
 
-@pytest.mark.parametrize("value", [-1e-9, math.inf, -math.inf, math.nan, "1", None, True])
-def test_gaussian_refuses_a_bad_noise_multiplier(value: Any) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier must be"):
-        Gaussian(value)
-
-
-@pytest.mark.parametrize("value", [-1e-9, 1.0000001, math.nan, math.inf, "0.5", None])
-def test_poisson_refuses_a_bad_rate(value: Any) -> None:
-    with pytest.raises(ValueError, match="sampling_rate must be"):
-        PoissonSampled(value, Gaussian(1.0))
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, math.nan, math.inf, "2", None])
-def test_self_composed_refuses_a_bad_count(value: Any) -> None:
-    with pytest.raises(ValueError, match="count must be"):
-        SelfComposed(Gaussian(1.0), value)
-
-
-def test_errors_name_the_value_and_the_rule() -> None:
-    with pytest.raises(ValueError, match=r"sampling_rate must be between 0 and 1, got 1\.5"):
-        PoissonSampled(1.5, Gaussian(1.0))
-    with pytest.raises(ValueError, match=r"noise_multiplier must be finite and >= 0, got -2\.0"):
-        Gaussian(-2)
+@pytest.mark.parametrize(
+    ("name", "build", "values"),
+    [
+        ("noise_multiplier", Gaussian, [-1e-9, math.inf, -math.inf, math.nan, "1", None, True]),
+        (
+            "sampling_rate",
+            lambda value: PoissonSampled(value, Gaussian(1.0)),
+            [-1e-9, 1.0000001, math.nan, math.inf, "0.5", None],
+        ),
+        (
+            "count",
+            lambda value: SelfComposed(Gaussian(1.0), value),
+            [-1, 1.5, math.nan, math.inf, "2", None],
+        ),
+    ],
+)
+def test_bad_numbers_are_refused(name: str, build: Any, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            build(value)
 
 
 def test_parts_must_be_events() -> None:

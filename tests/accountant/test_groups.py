@@ -25,7 +25,7 @@ noises = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)
 
 
 @given(dimensions=sizes, clip=st.floats(1e-6, 1e6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_rule_spends_exactly_the_whole_clip(dimensions: list[int], clip: float) -> None:
     for clips in (equal_clip_norms(clip, len(dimensions)), dimension_clip_norms(clip, dimensions)):
         assert np.linalg.norm(clips) == pytest.approx(clip, rel=1e-12)
@@ -54,7 +54,7 @@ def test_explicit_clips_may_leave_some_of_the_budget() -> None:
 
 
 @given(values=noises, scale=st.floats(1e-150, 1e150))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_joint_noise_is_below_each_and_scales(values: list[float], scale: float) -> None:
     joint = group_noise_multiplier(values)
     assert joint <= min(values)
@@ -71,7 +71,7 @@ def test_joint_noise_is_not_the_power_mean_and_has_no_batch_size() -> None:
 
 
 @given(dimensions=sizes, z=st.floats(0.1, 10.0), clip=st.floats(0.01, 100.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_least_energy_noise_has_the_stated_total(
     dimensions: list[int], z: float, clip: float
 ) -> None:
@@ -97,7 +97,7 @@ def test_least_energy_noise_is_the_minimum() -> None:
 
 
 @given(z=st.floats(1e-3, 100.0), groups=st.integers(0, 50), spare=st.floats(1.001, 1e3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_split_and_its_inverse(z: float, groups: int, spare: float) -> None:
     sigma_b = spare * z * math.sqrt(max(groups, 1)) / 2
     raised = adaptive_clip_noise_multiplier(z, sigma_b, groups)

@@ -30,7 +30,7 @@ def written(key: bytes, lengths: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     gcm=st.booleans(),
     key=st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32),

@@ -40,12 +40,6 @@ def test_the_scheme_is_that_of_all_recorded_runs() -> None:
     assert torch_seed(stream_key(0, Purpose.MODEL)) == 8743923765658526170
 
 
-def test_same_key_same_stream() -> None:
-    first = stream(3, Purpose.NOISE, client=4, round_number=5).standard_normal(8)
-    again = stream(3, Purpose.NOISE, client=4, round_number=5).standard_normal(8)
-    np.testing.assert_array_equal(first, again)
-
-
 @given(one=FIELDS, other=FIELDS)
 @example(one=(0, Purpose.NOISE, 1, 0), other=(0, Purpose.NOISE, 0, 1))
 @example(one=(2**32, Purpose.NOISE, 0, 0), other=(0, Purpose.NOISE, 1, 0))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.runs.runner import run_experiment
+from fedsim.simulation.engines import LocalGrid
 
 CLIENTS, VALUES = 5, 650  # of digits, logistic
 EXPERIMENT: dict[str, Any] = {
@@ -32,22 +33,17 @@ def test_models_go_down_and_up_and_evaluation_goes_down(tmp_path: Path) -> None:
     assert corrected == {"down": 2 * model, "up": model}, "the model and a correction"
 
 
-@pytest.mark.slow
-def test_a_sealed_update_is_a_share_and_a_seed(tmp_path: Path) -> None:
-    sealed = traffic(tmp_path / "r", secure_aggregation=ADDITIVE)
+def test_a_sealed_update_is_a_share_and_a_seed_as_a_message_or_by_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = traffic(tmp_path / "calls", secure_aggregation=ADDITIVE)
     share = CLIENTS * VALUES * 8
-    assert share <= sealed["up"] <= share + CLIENTS * 300  # with a sealed seed for the helper
+    assert share + CLIENTS * 80 <= sealed["up"] <= share + CLIENTS * 300  # a sealed seed: 80 bytes
     assert sealed["down"] <= CLIENTS * (VALUES * 4 + 300)
+    monkeypatch.setattr(LocalGrid, "direct_channel", lambda self: None)
+    assert traffic(tmp_path / "messages", secure_aggregation=ADDITIVE) == sealed
 
 
-@pytest.mark.slow
 def test_masked_updates_are_counted_after_the_keys(tmp_path: Path) -> None:
     masked = {"protocol": "secagg", "encoding": {"ring_bits": 64}}
     assert traffic(tmp_path / "r", secure_aggregation=masked)["up"] >= CLIENTS * VALUES * 8
-
-
-@pytest.mark.slow
-def test_messages_have_the_bytes_of_function_calls(tmp_path: Path, shared_ray: None) -> None:
-    here = traffic(tmp_path / "here", secure_aggregation=ADDITIVE)
-    ray = {"engine": "ray", "workers": 1}
-    assert traffic(tmp_path / "ray", secure_aggregation=ADDITIVE, runtime=ray) == here

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsim.secagg.additive import expand_into, split
+from fedsim.secagg.additive import split
 from fedsim.secagg.masks import SeedExpander, derive_key
 
 INFOS = (b"helper 1", b"helper 2")
@@ -37,11 +37,12 @@ class RingOfEight(SeedExpander):
 def _views(secret: int, values: int) -> dict[tuple[int, ...], Counter[tuple[int, ...]]]:
     """Counts of each pair of shares over all seeds, for each choice of two of three shares."""
     views = {pair: Counter() for pair in itertools.combinations(range(3), 2)}
+    ring = RingOfEight(values)
     for seeds in itertools.product(range(values), repeat=2):
-        draws: Iterator[bytes] = iter(bytes([seed]) * 32 for seed in seeds)
         share = np.array([secret], np.uint64)
-        with patch("fedsim.secagg.additive.new_seed", lambda draws=draws: next(draws)):
-            given = split(share, INFOS, RingOfEight(values))
+        drawn = [bytes([seed]) * 32 for seed in seeds]
+        with patch("fedsim.secagg.additive.new_seed", iter(drawn).__next__):
+            given = split(share, INFOS, ring)
         shares = (int(share[0]), given[0][0], given[1][0])
         assert sum(shares) % 8 == secret
         for pair, seen in views.items():
@@ -60,10 +61,7 @@ def _hides(values: int) -> bool:
 def test_any_two_of_three_shares_are_exactly_uniform_for_every_secret() -> None:
     """A proof by enumeration: 8 secrets, all 64 draws of seeds, all 3 coalitions."""
     assert _hides(8)
-
-
-def test_the_proof_fails_for_masks_that_miss_a_value() -> None:
-    assert not _hides(7)
+    assert not _hides(7)  # masks that miss a value
 
 
 def byte_p_values(share: NDArray[np.uint64]) -> list[float]:
@@ -85,7 +83,7 @@ def leader_share(secret: int, size: int = 1 << 18) -> NDArray[np.uint64]:
     return share
 
 
-@pytest.mark.parametrize("secret", [0, 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("secret", [0, 1, 2**64 - 1])
 def test_shares_of_constants_are_uniform_in_every_byte(secret: int) -> None:
     assert looks_uniform(leader_share(secret))
     # Two clients' shares must not be related either: their difference would cancel a common mask.
@@ -172,13 +170,3 @@ def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(secure_parties:
         assert looks_uniform(views[0] - views[1])
         clear = scene.codec.encode(scene.updates[0], reference=scene.reference, weight=3)
         assert not looks_uniform(clear)
-
-
-def test_shares_add_up_again() -> None:
-    vector = np.arange(9, dtype=np.uint64)
-    share, expander = vector.copy(), SeedExpander()
-    seeds = split(share, INFOS, expander)
-    others = [np.zeros(9, np.uint64) for _ in INFOS]
-    for other, seed, info in zip(others, seeds, INFOS, strict=True):
-        expand_into(other, [seed], [info], expander)
-    np.testing.assert_array_equal(sum(others, share), vector)

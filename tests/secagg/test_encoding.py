@@ -36,7 +36,7 @@ def encoded(coder: FixedPointEncoder, values: Any, weight: int = 1, **keys: Any)
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_decoded_mean_is_within_the_bound_of_exact_rational_arithmetic(data: Any) -> None:
     bound = data.draw(st.floats(2.0**-6, 2.0**6))
@@ -69,7 +69,7 @@ def test_the_bound_is_tight() -> None:
     coder = encoder(frac_bits=10, max_weight=1)
     half_a_step = 2.0**-11
     mean = coder.decode(encoded(coder, [half_a_step]), 1)
-    assert abs(mean[0] - half_a_step) > 0.99 * coder.max_abs_error
+    assert 0.99 * coder.max_abs_error < abs(mean[0] - half_a_step) <= coder.max_abs_error
 
 
 @pytest.mark.parametrize(

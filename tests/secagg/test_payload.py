@@ -35,7 +35,7 @@ def test_metrics_are_averaged_by_weight(secure_parties: Any) -> None:
     bound=st.floats(1e-6, 1e9),
     values=st.lists(st.floats(-1e10, 1e10), min_size=1, max_size=6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_mean_of_metrics_is_exact_to_its_grid(
     secure_parties: Any, bound: float, values: list[float]
 ) -> None:

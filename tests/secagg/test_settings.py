@@ -27,10 +27,6 @@ def test_what_is_written_out_is_read_back(protocol: str) -> None:
     assert given.helpers == (protocol == "additive")
 
 
-def test_at_most_eight_keys_stand_in_the_section() -> None:
-    assert len(SecureAggregationSettings.model_fields) <= 8
-
-
 @pytest.mark.parametrize(
     ("keys", "fix"),
     [

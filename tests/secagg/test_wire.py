@@ -35,16 +35,6 @@ def _unhex(value: dict[str, Any]) -> Any:
     return value
 
 
-def as_json(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"hex": value.hex()}
-    if isinstance(value, np.ndarray):
-        return {"ring": value.tolist(), "bits": 8 * value.dtype.itemsize}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    return value
-
-
 GOOD = load("good.json")
 BAD = load("bad.json")
 

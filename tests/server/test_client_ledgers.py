@@ -69,14 +69,6 @@ def test_an_epsilon_of_zero_has_the_slack_of_the_sampler() -> None:
     assert book.epsilon_max() == epsilon_with_slack(exact.get_epsilon, 0.5)
 
 
-def test_a_new_spend_replaces_the_figure() -> None:
-    book = ClientLedgers("rdp")
-    book.record(spend(0, (EVENT, 5)))
-    before = book.epsilons()[0]
-    book.record(spend(0, (EVENT, 10)))
-    assert book.epsilons()[0] > before
-
-
 @pytest.mark.parametrize(
     "shrunk",
     [

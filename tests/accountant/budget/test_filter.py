@@ -41,7 +41,7 @@ def spent(ledger: PrivacyLedger, name: Any, delta: float = 1e-5) -> float:
 
 @pytest.mark.parametrize("name", ["pld", "rdp", "moments"])
 @given(requests=asked, target=st.floats(0.1, 12.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_guarantee_a_fixed_schedule_never_exceeds_the_target(
     name: Any, requests: Any, target: float
 ) -> None:
@@ -58,7 +58,7 @@ def test_guarantee_a_fixed_schedule_never_exceeds_the_target(
 
 
 @given(requests=asked, target=st.floats(0.3, 12.0), order=st.sampled_from([None, 8.0, 32.0, 64.5]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_guarantee_an_adaptive_one_never_exceeds_its_order(
     requests: Any, target: float, order: float | None
 ) -> None:
@@ -242,7 +242,7 @@ def test_asking_again_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     limit=st.floats(0.01, 100.0),
     start=st.sampled_from([1, 7, 1000, 10**9, MOST]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_search_finds_the_largest_count(
     scale: float, power: float, limit: float, start: int
 ) -> None:

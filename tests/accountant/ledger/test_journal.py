@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
@@ -64,8 +64,11 @@ def test_anyone_can_check_a_record_without_fedsim(tmp_path: Path) -> None:
 
 
 @given(
-    st.integers(0, 2**40), st.text(), st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 9)))
+    st.integers(0, 2**40),
+    st.text(),
+    st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 9)), max_size=3),
 )
+@settings(max_examples=25, deadline=None)
 def test_a_record_is_json_of_its_fields_whatever_they_are(
     client: int, request_text: str, events: list[tuple[float, int]]
 ) -> None:
@@ -144,13 +147,13 @@ def whole_records(path: Path) -> int:
 
 def test_flipping_any_bit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    filled(path)
+    filled(path, rounds=2)
     original = path.read_bytes()
     for position in range(len(original)):
         changed = bytearray(original)
         changed[position] ^= 1 << (position % 8)
         path.write_bytes(bytes(changed))
-        assert whole_records(path) < 6, f"bit of byte {position}"
+        assert whole_records(path) < 4, f"bit of byte {position}"
 
 
 def test_a_removed_or_moved_record_breaks_its_chain(tmp_path: Path) -> None:

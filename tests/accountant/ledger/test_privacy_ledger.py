@@ -35,14 +35,8 @@ def test_equal_neighbours_share_an_entry() -> None:
     assert len(ledger) == 3
 
 
-def test_json_form_is_the_contract() -> None:
-    assert PrivacyLedger().record(ONCE, 3).to_list() == [
-        {"event": {"type": "Gaussian", "noise_multiplier": 4.0}, "count": 3}
-    ]
-
-
 @given(records, records)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_guarantee_merging_and_json_keep_the_epsilon(first: Any, second: Any) -> None:
     merged = ledger_of(first).merge(ledger_of(second))
     assert merged == ledger_of(first + second)
@@ -119,16 +113,6 @@ def test_from_list_names_the_broken_record(record: Any, message: str) -> None:
         PrivacyLedger.from_list([good, record])
 
 
-@given(records)
-@settings(max_examples=30, deadline=None)
-def test_text_keeps_the_ledger(entries: Any) -> None:
-    ledger = ledger_of(entries)
-    assert PrivacyLedger.from_text(ledger.to_text()) == ledger
-    # Another spelling of the same JSON is the same ledger.
-    spelled = json.dumps(json.loads(ledger.to_text()), indent=2)
-    assert PrivacyLedger.from_text(spelled) == ledger
-
-
 def test_the_text_keeps_every_digit() -> None:
     ledger = PrivacyLedger().record(STEP, 5).record(Gaussian(0.1 + 0.2))
     assert ledger.to_text() == (
@@ -136,6 +120,9 @@ def test_the_text_keeps_every_digit() -> None:
         '"noise_multiplier": 1.0}}, "count": 5}, {"event": {"type": "Gaussian", '
         '"noise_multiplier": 0.30000000000000004}, "count": 1}]'
     )
+    # Another spelling of the same JSON is the same ledger.
+    for spelled in (ledger.to_text(), json.dumps(json.loads(ledger.to_text()), indent=2)):
+        assert PrivacyLedger.from_text(spelled) == ledger
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def exact_delta(kinds: Kinds, epsilon: float) -> Any:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(kinds_, st.sampled_from([0.3, 1e-3, 1e-5, 1e-9]), st.floats(0.0, 1.0))
 def test_guarantee_the_composition_is_exact_and_never_below(
     given_kinds: Kinds, delta: float, share: float

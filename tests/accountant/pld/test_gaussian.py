@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from typing import Any
 
 import mpmath as mp
@@ -44,22 +43,13 @@ def test_guarantee_epsilon_is_never_below_the_truth(exponent: float, share: floa
     assert 0.0 <= excess <= 1e-11 * max(1.0, mu)
 
 
-@pytest.mark.slow
-def test_guarantee_100_epsilons_are_nowhere_below_100_digits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    draw, most = random.Random(7), 0.0
+def test_guarantee_random_epsilons_are_nowhere_below_100_digits() -> None:
+    draw = random.Random(7)
     for _ in range(100):
         mu = 10.0 ** draw.uniform(-12, 4)
         delta = min(mu, 1.0) * 10.0 ** draw.uniform(-60, -0.5)
         excess = math.log(delta) - exact_log_delta(mu, gaussian_epsilon(mu, delta))
-        assert excess >= 0.0, (mu, delta)
-        most = max(most, float(excess) / max(1.0, mu))
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n100 Gaussians: log delta at most {most:.1e} max(1, mu) above 100 digits" + "\n"
-        )
-    assert most <= 1e-10
+        assert 0.0 <= excess <= 1e-10 * max(1.0, mu), (mu, delta)
 
 
 def test_below_all_normal_numbers_more_is_assumed() -> None:
@@ -84,7 +74,7 @@ def test_epsilon_equals_dp_accounting(mu: float, delta: float) -> None:
     mu=st.floats(1e-3, 1e3),
     delta=st.floats(-200.0, -0.01).map(lambda exponent: 10.0**exponent),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_guarantee_epsilon_meets_delta_and_is_the_least(mu: float, delta: float) -> None:
     epsilon = gaussian_epsilon(mu, delta)
     assert gaussian_log_delta(mu, epsilon) <= math.log(delta) + 1e-9

@@ -31,7 +31,7 @@ def exact_deltas(batches: int, z: float, epsilon: float) -> tuple[float, float]:
 
     Given the other ratios, a hockey stick of the last one is the price of an option on it.
     """
-    nodes = np.linspace(-9.5, 9.5, 20_001 if batches == 2 else 801)
+    nodes = np.linspace(-9.5, 9.5, 2001 if batches == 2 else 201)
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
     ratios = np.exp(nodes / z - 0.5 / z / z)
@@ -74,46 +74,44 @@ def test_both_directions_are_dominated_by_the_grid() -> None:
         assert exact <= delta <= exact * 1.02
 
 
-def sampled_delta(batches: int, z: float, passes: int, epsilon: float) -> tuple[float, float]:
-    """Return delta of "remove", and its standard error, from 40,000 samples of the loss."""
+def sampled_losses(batches: int, z: float, passes: int) -> np.ndarray:
+    """Return 40,000 samples of the loss of "remove"."""
     generator = np.random.default_rng(20261123)
     loss = np.zeros(40_000)
     for _ in range(passes):
         x = z * generator.standard_normal((loss.size, batches))
         x[:, 0] += 1.0
         loss += np.asarray(logsumexp((x - 0.5) / z / z, axis=1)) - math.log(batches)
-    gain = np.maximum(0.0, -np.expm1(epsilon - loss))
-    return float(gain.mean()), float(gain.std()) / math.sqrt(loss.size)
+    return loss
 
 
 @pytest.mark.parametrize(("batches", "z", "passes"), [(18, 1.0, 5), (100, 0.7, 3)])
 def test_samples_of_the_dominating_pair_agree(batches: int, z: float, passes: int) -> None:
     """Six standard errors: a false alarm in 1e9. Noise that is 5 % larger is found."""
-    delta = 0.02
-    epsilon = accountant(batches, z, passes).get_epsilon(delta)
-    found, error = sampled_delta(batches, z, passes, epsilon)
-    assert abs(found - delta) < 6.0 * error
+    delta, losses = 0.02, sampled_losses(batches, z, passes)
+
+    def standard_errors_above(epsilon: float) -> float:
+        gain = np.maximum(0.0, -np.expm1(epsilon - losses))
+        return float((gain.mean() - delta) / (gain.std() / math.sqrt(losses.size)))
+
+    assert abs(standard_errors_above(accountant(batches, z, passes).get_epsilon(delta))) < 6.0
     too_low = accountant(batches, 1.05 * z, passes).get_epsilon(delta)
-    wrong, error = sampled_delta(batches, z, passes, too_low)
-    assert wrong > delta + 6.0 * error
+    assert standard_errors_above(too_low) > 6.0
 
 
-def test_a_finer_grid_lowers_epsilon_by_less_than_one_percent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_grid_costs_less_than_one_percent_of_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many points again take away 5/9 of what is proportional to the squared spacing."""
     monkeypatch.setattr(module, "_mean_ratio", unwrap(module._mean_ratio))  # without its cache
 
-    def epsilon(batches: int, z: float) -> float:
-        pmf, _ = unwrap(allocation_pmfs)(batches, z, 2.0**-8)
+    def epsilon() -> float:
+        pmf, _ = unwrap(allocation_pmfs)(64, 0.7, 2.0**-8)
         loss = 2.0**-8 * (pmf.first + np.arange(pmf.mass.size))
         deltas = [float(pmf.mass @ np.maximum(0.0, -np.expm1(e - loss))) for e in loss[loss > 0]]
         return float(loss[loss > 0][np.searchsorted(-np.array(deltas), -1e-5)])
 
-    cases = [(2, 1.0), (100, 0.7)]
-    usual = [epsilon(*case) for case in cases]
-    monkeypatch.setattr(module, "_POINTS", 1280)
-    for case, before in zip(cases, usual, strict=True):
-        assert 0.99 * before <= epsilon(*case) <= before + 2.0**-8
+    usual = epsilon()
+    monkeypatch.setattr(module, "_POINTS", 960)
+    assert 0.9945 * usual <= epsilon() <= usual + 2.0**-8
 
 
 @given(
@@ -134,14 +132,6 @@ def test_a_spread_keeps_the_mean_and_lowers_no_hockey_stick(
     before = float(masses @ np.maximum(values - strike, 0.0))
     after = float(spread.masses @ np.maximum(spread.values - strike, 0.0)) + spread.infinite
     assert after >= before - 1e-9
-
-
-def test_at_the_deltas_in_use_a_pass_costs_less_than_poisson_batches() -> None:
-    """A fact about these settings, not a bound: at large deltas it need not hold."""
-    poisson = PldAccountant().compose(PoissonSampled(1 / 50, Gaussian(1.0)), 500)
-    allocated = accountant(50, 1.0, 10)
-    for delta in (1e-3, 1e-5, 1e-7):
-        assert 0.85 < allocated.get_epsilon(delta) / poisson.get_epsilon(delta) < 1.0
 
 
 def test_the_table_of_the_accounting_page_is_computed() -> None:
@@ -174,8 +164,8 @@ def test_epsilon_falls_with_noise_and_batches_and_rises_with_passes() -> None:
     def epsilon(batches: int, z: float, passes: int) -> float:
         return accountant(batches, z, passes).get_epsilon(1e-6)
 
-    by_noise = [epsilon(20, z, 3) for z in (0.5, 0.7, 1.0, 1.01, 2.0)]
-    by_batches = [epsilon(b, 1.0, 3) for b in (2, 3, 5, 17, 200)]
+    by_noise = [epsilon(20, z, 3) for z in (0.7, 1.0, 1.01)]
+    by_batches = [epsilon(b, 1.0, 3) for b in (3, 18, 20)]
     assert by_noise == sorted(by_noise, reverse=True)
     assert by_batches == sorted(by_batches, reverse=True)
     assert epsilon(20, 1.0, 1) < epsilon(20, 1.0, 2) < epsilon(20, 1.0, 10)

@@ -1,26 +1,14 @@
-"""The inversion of the Laplace transform against closed forms and brackets, and its refusals."""
+"""The inversion of the Laplace transform against closed forms, and its refusals."""
 
 import math
 from types import ModuleType
 
-import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.pld.distribution import pld_epsilon
 from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 
 Steps = dict[SampledGaussian, int]
-
-SCHEDULES: list[Steps] = [
-    {SampledGaussian(0.2, 1.0): 200},
-    {SampledGaussian(0.01, 1.0): 10_000},
-    {SampledGaussian(0.1, 4.0): 1000},
-    {SampledGaussian(0.9, 1.0): 10},
-    {SampledGaussian(0.05, 0.8): 20_000},
-    {SampledGaussian(0.2, 1.0): 50, SampledGaussian(0.05, 0.7): 100, SampledGaussian(1.0, 4.0): 2},
-]
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
@@ -45,29 +33,6 @@ def test_one_sampled_step_has_a_closed_form(saddle_point: ModuleType) -> None:
     assert saddle_point.near_exact_epsilon(steps, delta) == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize("steps", SCHEDULES)
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_pld_is_just_above_it(steps: Steps, delta: float, saddle_point: ModuleType) -> None:
-    epsilon = saddle_point.near_exact_epsilon(steps, delta)
-    assert epsilon <= pld_epsilon({**steps}, delta) <= epsilon + 1e-3
-
-
-def test_lies_in_the_bracket_of_dp_accounting(saddle_point: ModuleType) -> None:
-    bracket = [
-        oracle.from_gaussian_mechanism(
-            1.0, value_discretization_interval=1e-3, sampling_prob=0.2, pessimistic_estimate=bound
-        )
-        .self_compose(200)
-        .get_epsilon_for_delta(1e-5)
-        for bound in (False, True)
-    ]
-    assert (
-        bracket[0]
-        <= saddle_point.near_exact_epsilon({SampledGaussian(0.2, 1.0): 200}, 1e-5)
-        <= bracket[1]
-    )
-
-
 def test_published_value(saddle_point: ModuleType) -> None:
     # q = 0.01, z = 1, 10^4 steps, delta = 1e-5: 6.1877, from mpmath's inversion at 30 digits.
     epsilon = saddle_point.near_exact_epsilon({SampledGaussian(0.01, 1.0): 10_000}, 1e-5)
@@ -86,23 +51,9 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon(saddle_point: Module
         {SampledGaussian(0.5, 1e-200): 1},  # nothing finite
     ],
 )
-def test_what_it_cannot_do_is_refused(steps: Steps, saddle_point: ModuleType) -> None:
+def test_what_it_cannot_do_is_refused(
+    steps: Steps, saddle_point: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saddle_point, "_BUDGET", 1 << 19)
     with pytest.raises(saddle_point.InversionError):
         saddle_point.near_exact_epsilon(steps, 1e-5)
-
-
-def test_bad_arguments_are_named(saddle_point: ModuleType) -> None:
-    steps: Steps = {SampledGaussian(0.2, 1.0): 10}
-    with pytest.raises(ValueError, match="delta must"):
-        saddle_point.near_exact_epsilon(steps, 0.0)
-    with pytest.raises(ValueError, match="steps must map SampledGaussian"):
-        saddle_point.near_exact_epsilon({}, 1e-5)
-
-
-def test_random_schedules_are_below_pld(saddle_point: ModuleType) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        q, z = float(rng.uniform(0.02, 0.5)), float(rng.uniform(0.7, 3.0))
-        steps: Steps = {SampledGaussian(q, z): int(rng.integers(100, 2000))}
-        epsilon = saddle_point.near_exact_epsilon(steps, 1e-6)
-        assert epsilon <= pld_epsilon({**steps}, 1e-6) <= epsilon + 1e-3

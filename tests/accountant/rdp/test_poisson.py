@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from typing import Any
 
 import dp_accounting
@@ -31,110 +30,66 @@ CASES = [
 ]
 
 
-def quadrature(order: float, rate: float, noise: float) -> Any:
-    """RDP from its definition: log E_{x ~ N(0, z^2)}[r(x)^order] / (order - 1), 30 digits."""
-    with mp.workdps(30):
-        a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
+def whole_order(order: float, rate: float, noise: float) -> Any:
+    """RDP at a whole order from the binomial expansion, in the digits of the working precision."""
+    whole, q, z = int(order), mp.mpf(rate), mp.mpf(noise)
+    terms = (
+        mp.binomial(whole, k) * (1 - q) ** (whole - k) * q**k * mp.exp((k * k - k) / (2 * z * z))
+        for k in range(whole + 1)
+    )
+    return mp.log(mp.fsum(terms)) / (order - 1)
 
-        def integrand(x: Any) -> Any:
-            u = q * mp.expm1((2 * x - 1) / (2 * z * z))
-            gap = (1 + u) ** a - 1 - a * u  # E[r] = 1, so what is left out integrates to 1
-            return mp.exp(-x * x / (2 * z * z)) / (z * mp.sqrt(2 * mp.pi)) * gap
 
-        marks = [mp.mpf(0.5), mp.mpf(1), a, 0.5 + z * z * mp.log((1 - q) / q)]
-        marks += [centre + k * z for centre in (0, a) for k in (-14, -5, 0, 5, 14)]
-        inside = sorted(p for p in set(marks) if -15 * z <= p <= a + 15 * z)
-        return mp.log1p(mp.quad(integrand, inside)) / (a - 1)
+def by_trapezoid(order: float, rate: float, noise: float, *, replaced: bool = False) -> Any:
+    """RDP from its definition: the trapezoid rule errs by less than 1e-18 here.
+
+    The integrand is analytic within pi z^2 of the real axis, and a Gaussian of width z. The mean is
+    that of r^order for r = P/Q under Q: N(0, z^2), or (1-q) N(0) + q N(-1) where an example is
+    replaced; E[r] = 1, so what is left out of the integrand integrates to 1.
+    """
+    a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
+    h = min(z / 2, z * z * 0.4)
+    low, high = (-1 - 11 * z, 2 * a + 11 * z) if replaced else (-11 * z, a + 11 * z)
+    total = mp.mpf(0)
+    for k in range(int(low / h), int(high / h) + 1):
+        x = k * h
+        u = q * mp.expm1((2 * x - 1) / (2 * z * z))  # the ratio to N(0), minus 1
+        other = 1 + q * mp.expm1((-2 * x - 1) / (2 * z * z)) if replaced else mp.mpf(1)
+        u = (1 + u - other) / other
+        total += mp.exp(-x * x / (2 * z * z)) * other * ((1 + u) ** a - 1 - a * u)
+    return mp.log1p(total * h / (z * mp.sqrt(2 * mp.pi))) / (a - 1)
 
 
 @pytest.mark.parametrize(("rate", "noise"), CASES)
 def test_equals_the_defining_integral(rate: float, noise: float) -> None:
     ours = rdp_sampled_gaussian(rate, noise, ORDERS)
-    for order, value in zip(ORDERS, ours, strict=True):
-        assert float(abs(value / quadrature(order, rate, noise) - 1)) < 1e-9
+    with mp.workdps(30):
+        for order, value in zip(ORDERS, ours, strict=True):
+            assert abs(value / by_trapezoid(order, rate, noise) - 1) < 1e-9
 
 
-def whole_order(order: int, rate: float, noise: float) -> Any:
-    """RDP at a whole order from the binomial expansion, in the digits of the working precision."""
-    q, z = mp.mpf(rate), mp.mpf(noise)
-    terms = (
-        mp.binomial(order, k) * (1 - q) ** (order - k) * q**k * mp.exp((k * k - k) / (2 * z * z))
-        for k in range(order + 1)
-    )
-    return mp.log(mp.fsum(terms)) / (order - 1)
-
-
-def by_trapezoid(order: float, rate: float, noise: float) -> Any:
-    """RDP from its definition: the trapezoid rule errs by less than 1e-18 here.
-
-    The integrand is analytic within pi z^2 of the real axis, and a Gaussian of width z.
-    """
-    a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
-    h = min(z / 2, z * z * 0.4)
-    total = mp.mpf(0)
-    for k in range(int(-14 * z / h), int((a + 14 * z) / h) + 1):
-        x = k * h
-        u = q * mp.expm1((2 * x - 1) / (2 * z * z))
-        total += mp.exp(-x * x / (2 * z * z)) * ((1 + u) ** a - 1 - a * u)
-    return mp.log1p(total * h / (z * mp.sqrt(2 * mp.pi))) / (a - 1)
-
-
-@pytest.mark.slow
-def test_guarantee_220_points_are_nowhere_below_60_digits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_guarantee_random_points_are_nowhere_below_60_digits() -> None:
     """Below means by more than 1e-12 relative, the rounding of the sums."""
     draw = random.Random(20261123)
-    worst = {"below": 0.0, "above": 0.0}
-    for point in range(220):
+    for point in range(120):
         rate = 10.0 ** draw.uniform(-6, -0.01)
         noise = 10.0 ** draw.uniform(-0.5, 1.5)
         whole = draw.choice([2, 3, 5, 8, 17, 32, 64, 128])
-        order = 1.0 + 10.0 ** draw.uniform(-3, 0.9) if point >= 80 else float(whole)
+        order = 1.0 + 10.0 ** draw.uniform(-3, 0.9) if point >= 40 else float(whole)
         with mp.workdps(60):
-            if point < 80:
-                exact = whole_order(whole, rate, noise)
-            else:
-                exact = by_trapezoid(order, rate, noise)
+            exact = (whole_order if point < 40 else by_trapezoid)(order, rate, noise)
             (ours,) = rdp_sampled_gaussian(rate, noise, (order,))
-            excess = float(mp.mpf(ours) / exact - 1)
-        worst = {"below": min(worst["below"], excess), "above": max(worst["above"], excess)}
-    with capsys.disabled():
-        sys.stdout.write(f"\n220 Rényi divergences, relative to 60 digits: {worst}" + "\n")
-    assert worst["below"] >= -1e-12
-    assert worst["above"] <= 1e-9
+            assert -1e-12 <= ours / exact - 1 <= 1e-9, (rate, noise, order)
 
 
-def replaced_quadrature(order: float, rate: float, noise: float) -> Any:
-    """RDP of (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1) from its definition, 30 digits."""
-    with mp.workdps(30):
-        a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
-
-        def density(x: Any, sign: int) -> Any:
-            tilt = mp.exp((2 * sign * x - 1) / (2 * z * z))
-            return mp.exp(-x * x / (2 * z * z)) / (z * mp.sqrt(2 * mp.pi)) * (1 - q + q * tilt)
-
-        def integrand(x: Any) -> Any:
-            p, other = density(x, 1), density(x, -1)
-            u = (p - other) / other
-            return other * ((1 + u) ** a - 1 - a * u)
-
-        corner = mp.mpf(0.5) + z * z * mp.log((1 - q) / q)
-        marks = [corner, -corner]
-        marks += [c + k * z for c in (-1, 0, 1, a, 2 * a - 1) for k in (-14, -5, -2, 0, 2, 5, 14)]
-        inside = sorted(p for p in set(marks) if -1 - 15 * z <= p <= 2 * a + 15 * z)
-        return mp.log1p(mp.quad(integrand, inside)) / (a - 1)
-
-
-@pytest.mark.parametrize(
-    ("rate", "noise"),
-    [(0.01, 1.0), (0.5, 1.0), (1e-5, 50.0)],
-)
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.5, 1.0), (1e-5, 50.0)])
 def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> None:
     orders = (1.05, 10.75)
     ours = rdp_replaced_gaussian(rate, noise, orders)
-    for order, value in zip(orders, ours, strict=True):
-        assert float(abs(value / replaced_quadrature(order, rate, noise) - 1)) < 1e-9
+    with mp.workdps(30):
+        for order, value in zip(orders, ours, strict=True):
+            exact = by_trapezoid(order, rate, noise, replaced=True)
+            assert abs(value / exact - 1) < 1e-9
 
 
 @pytest.mark.filterwarnings("error")
@@ -194,7 +149,7 @@ def test_extreme_arguments_give_bounds_between_0_and_the_unsampled_one(
 
 
 @given(rate=st.floats(1e-6, 1.0), noise=st.floats(0.2, 50.0), factor=st.floats(1.0, 3.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_monotone_in_order_rate_and_noise(rate: float, noise: float, factor: float) -> None:
     curve = rdp_sampled_gaussian(rate, noise)
     by_order = curve[np.argsort(DEFAULT_ORDERS)]

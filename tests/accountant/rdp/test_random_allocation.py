@@ -33,7 +33,7 @@ def test_two_batches_equal_the_double_integral(noise: float) -> None:
 LOW_ORDERS = np.array([1.001, 1.05, 1.5, 1.95, 1.9999])
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
 def test_orders_below_2_equal_the_double_integral(noise: float) -> None:
     """The chord between orders 1 and 2, valid too, is 33 % higher at order 1.5, or more."""
     step = min(noise / 10, noise * noise / 6)
@@ -96,7 +96,7 @@ def test_one_batch_is_the_gaussian_in_both_orders_of_the_pair() -> None:
     noise=st.floats(0.25, 20.0),
     factor=st.floats(1.0, 3.0),
 )
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_never_above_no_amplification_and_monotone(
     batches: int, noise: float, factor: float
 ) -> None:
@@ -108,21 +108,25 @@ def test_never_above_no_amplification_and_monotone(
     assert np.all(rdp_random_allocation(batches + 1, noise) <= curve * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("order", [1.5, 2.0, 8.0])
-def test_many_batches_at_much_noise_tend_to_poisson_sampling(order: float) -> None:
-    (ours,) = rdp_random_allocation(1000, 5.0, (2.0, 8.0) if order == 1.5 else (order,))[:1]
-    sampled = 1000 * rdp_sampled_gaussian(1e-3, 5.0, (2.0 if order == 1.5 else order,))[0]
-    assert ours == pytest.approx(sampled, rel=1e-3)
+def test_many_batches_at_much_noise_tend_to_poisson_sampling() -> None:
+    sampled = 1000 * rdp_sampled_gaussian(1e-3, 5.0, (2.0, 8.0))
+    assert rdp_random_allocation(1000, 5.0, (2.0, 8.0)) == pytest.approx(sampled, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("batches", [1, 2, 10**3, 10**9, 10**18])
-@pytest.mark.parametrize("noise", [0.0, 1e-200, 0.19, 0.2, 1.0, 1e5, 1e300])
+@pytest.mark.parametrize(
+    ("batches", "noise"),
+    [
+        *((2, noise) for noise in (0.0, 1e-200, 0.19, 0.2, 1e5, 1e300)),
+        *((batches, 1.0) for batches in (1, 10**3, 10**18)),
+        *((10**18, noise) for noise in (0.2, 1e300)),
+    ],
+)
 def test_extreme_arguments_give_bounds_without_warnings(batches: int, noise: float) -> None:
     curve = rdp_random_allocation(batches, noise, (1.05, 2.0, 7.5, 32.0, 1024.0))
     assert np.all(curve >= 0.0)
     assert not np.isnan(curve).any()
-    if noise == 1.0 and batches > 10**6:
+    if (batches, noise) == (10**18, 1.0):
         assert curve[1] < 1e-3 * 2 / (2 * noise**2)
 
 

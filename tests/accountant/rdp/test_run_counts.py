@@ -44,11 +44,6 @@ def test_probabilities_are_those_of_scipy(mean: float, shape: float | None) -> N
     assert found == pytest.approx(expected, rel=1e-7, abs=1e-30)
 
 
-def test_the_geometric_law_is_the_first_success() -> None:
-    found = probabilities(RunCountDistribution(4.0, 1.0), 10)
-    assert found[1:] == pytest.approx([0.25 * 0.75**k for k in range(9)], rel=1e-9)
-
-
 @pytest.mark.parametrize(("mean", "shape"), LAWS)
 def test_the_mean_is_at_most_the_stated_one_and_the_tail_is_as_stated(
     mean: float, shape: float | None

@@ -3,34 +3,30 @@
 import math
 from typing import Any
 
-import mpmath as mp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_ndtr
 
 from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 
 
-def direct(order: float, q: float, z: float, digits: int = 20) -> float:
+def direct(order: float, q: float, z: float) -> float:
     """1 + a (a-1) int (e^((a-1) x) + e^(-a x)) h(e^x) dx, h in closed form: the first way."""
-    with mp.workdps(digits):
-        a, q, s = mp.mpf(order), mp.mpf(q), mp.mpf(z) / 2
-
-        def profile(x: Any) -> Any:
-            t = 1 + mp.expm1(x) / q
-            log_t = mp.log(t)
-            near, far = 1 / (2 * s) - log_t * s, -1 / (2 * s) - log_t * s
-            return q * (mp.ncdf(near) - t * mp.ncdf(far))
-
-        def integrand(x: Any) -> Any:
-            return (mp.exp((a - 1) * x) + mp.exp(-a * x)) * profile(x)
-
-        # Points x > 1/2 of the Gaussians where the likelihood ratio is e^loss.
-        places = [s * k for k in (0.5, 1, 2, 4, 7, 12)] + [a + k * s for k in (-6, -3, 0, 3, 6, 12)]
-        ends = sorted({mp.log1p(q * mp.expm1(p / s**2)) for p in places if p > 0})
-        total = mp.quad(integrand, [mp.mpf(0), *ends])
-        return float(mp.log1p(a * (a - 1) * total) / (a - 1))
+    a, s = order, z / 2
+    # Points x > 1/2 of the Gaussians where the likelihood ratio is e^loss.
+    places = [s * k for k in (0.5, 1, 2, 4, 7, 12)] + [a + k * s for k in (-6, -3, 0, 3, 6, 12)]
+    ends = np.array(sorted({0.0, *(math.log1p(q * math.expm1(p / s**2)) for p in places if p > 0)}))
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    half = np.diff(ends) / 2
+    x = (half[:, None] * (nodes + 1) + ends[:-1, None]).ravel()
+    log_t = np.log1p(np.expm1(x) / q)
+    near, far = log_ndtr(1 / (2 * s) - log_t * s), log_ndtr(-1 / (2 * s) - log_t * s)
+    log_profile = math.log(q) + near + np.log(-np.expm1(far + log_t - near))
+    log_terms = np.logaddexp((a - 1) * x, -a * x) + log_profile
+    log_terms += np.log(a * (a - 1) * np.outer(half, weights)).ravel()
+    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_terms))) / (a - 1)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +86,7 @@ def test_the_profile_inequality_behind_it_holds_on_data() -> None:
 
 
 @given(q=st.floats(1e-5, 0.999), z=st.floats(0.05, 200.0), factor=st.floats(1.0, 3.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_monotony(q: float, z: float, factor: float) -> None:
     orders = (1.25, 2.0, 3.0, 7.0, 8.5, 33.0, 64.0)
     ours, slack = rdp_without_replacement(q, z, orders), 1 + 1e-10

@@ -21,7 +21,7 @@ from fedsim.accountant.textbook.classical import (
 
 
 @given(epsilon=st.floats(0.0, 50.0), q=st.floats(0.0, 1.0))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_amplification_equals_its_formula(epsilon: float, q: float) -> None:
     with mp.workdps(50):
         expected = mp.log1p(mp.mpf(q) * mp.expm1(mp.mpf(epsilon)))
@@ -93,7 +93,7 @@ def theorem_3_3(e: float, k: int, i: int) -> Any:
 
 @pytest.mark.parametrize(
     ("e", "k", "i"),
-    [(0.1, 20, 5), (1.0, 7, 3), (0.01, 500, 249), (3.0, 40, 9), (0.002, 3000, 1450)],
+    [(0.1, 20, 5), (1.0, 7, 3), (0.01, 500, 249), (3.0, 40, 9), (0.004, 1000, 470)],
 )
 def test_optimal_composition_equals_the_theorem(e: float, k: int, i: int) -> None:
     expected, target = float(theorem_3_3(e, k, i)), (k - 2 * i) * e
@@ -109,11 +109,11 @@ def test_one_release_is_randomised_response() -> None:
     assert optimal_composition(e, 0.0, 1, delta) == pytest.approx(target, rel=1e-14)
 
 
-def test_optimal_composition_of_a_million_releases() -> None:
+def test_optimal_composition_of_many_releases() -> None:
     """Small epsilon, many releases: the limit is a Gaussian with mu = eps sqrt(k)."""
-    e, k = 1e-3, 10**6
+    e, k = 3e-3, 10**5
     assert optimal_composition(e, 0.0, k, 1e-5) == pytest.approx(
-        gaussian_epsilon(e * math.sqrt(k), 1e-5), rel=2e-3
+        gaussian_epsilon(e * math.sqrt(k), 1e-5), rel=1e-4
     )
     assert optimal_composition(e, 1e-8, k, 1e-5) == math.inf
 
@@ -125,7 +125,7 @@ def test_optimal_composition_of_a_million_releases() -> None:
     slack=st.floats(1e-9, 0.3),
 )
 @example(e=3.0, d=0.0, k=14, slack=1e-9)  # two billionths below 42: the last digit counts
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_order_of_the_bounds_and_inverse(e: float, d: float, k: int, slack: float) -> None:
     kov, total = kov_composition(e, d, k, slack)
     optimal = optimal_composition(e, d, k, total)

@@ -118,7 +118,7 @@ def test_clients_that_send_nothing_need_nothing() -> None:
         nothing.own_multiplier(0.0)
 
 
-@pytest.mark.parametrize("honest", [1, 4, 9])
+@pytest.mark.parametrize("honest", [1, 4])
 def test_both_events_with_dp_accounting(honest: int) -> None:
     """The worst allowed round, 60 times, against sums and against the server."""
     shares = NoiseShares.meeting([NoiseNeed(0.3, 3.0)], min_clients=honest + 1, colluding_clients=1)

@@ -31,11 +31,15 @@ def reply(values: Mapping[str, np.ndarray]) -> TrainReply:
     return TrainReply(values, 0, None)
 
 
+def begin(aggregator: NoisySum, clients: Sequence[int], number: int = 1) -> None:
+    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
+    aggregator.begin(number, model, clients, cast("Any", None))
+
+
 def round_of(
     aggregator: NoisySum, uploads: Mapping[int, Mapping[str, np.ndarray]], number: int = 1
 ) -> Any:
-    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
-    aggregator.begin(number, model, sorted(uploads), cast("Any", None))
+    begin(aggregator, sorted(uploads), number)
     for client, values in uploads.items():
         aggregator.add(client, reply(values))
     return aggregator.finish()
@@ -109,8 +113,7 @@ def test_sums_are_exact_where_floats_are_not() -> None:
 )
 def test_a_wrong_upload_is_not_in_the_sum(values: dict[str, np.ndarray], what: str) -> None:
     aggregator = noisy()
-    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
-    aggregator.begin(1, model, [0, 1], cast("Any", None))
+    begin(aggregator, [0, 1])
     with pytest.raises(InvalidUpdateError, match=what):
         aggregator.add(0, reply(values))
     aggregator.add(1, reply(integers(4, 0)))
@@ -232,8 +235,7 @@ def test_after_a_crash_another_sum_of_the_round_is_given_up(
 
 def test_after_a_crash_a_client_that_was_not_in_the_sum_waits_for_the_next_round() -> None:
     aggregator, _ = resumed(first_record({0: integers(1, 2)}))
-    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
-    aggregator.begin(1, model, [0, 3], cast("Any", None))
+    begin(aggregator, [0, 3])
     aggregator.add(0, reply(integers(1, 2)))
     with pytest.raises(InvalidUpdateError, match="next round"):
         aggregator.add(3, reply(integers(9, 9)))
@@ -243,8 +245,7 @@ def test_after_a_crash_a_client_that_was_not_in_the_sum_waits_for_the_next_round
 def given_up(noise: ServerNoise, opened_sums: OpenedSums = NO_OPENED_SUMS) -> np.ndarray | None:
     plan = replace(PLAN, divisor=10.0, server_noise=True)
     aggregator = noisy(plan, noise=noise, opened_sums=opened_sums)
-    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
-    aggregator.begin(1, model, [0, 1], cast("Any", None))
+    begin(aggregator, [0, 1])
     released = aggregator.give_up().arrays
     return None if released is None else to_numpy(released)["w"]
 

@@ -72,7 +72,7 @@ def test_the_largest_share_cuts_the_heaviest() -> None:
         weights(clients=2, name="examples", max_share=0.4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=9),
     noises=st.lists(st.floats(0.01, 100.0), min_size=9, max_size=9),

@@ -1,7 +1,7 @@
 """The leader: the exact sum of the survivors, or an error by name."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,16 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import CombineReply
 
 
+def filled(scene: Any, clients: int = 6) -> Any:
+    """Return a leader with the uploads of the first clients."""
+    leader = scene.leader()
+    for client in range(clients):
+        leader.add(scene.upload(leader, client))
+    return leader
+
+
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_secure_equals_quantized_bit_for_bit(
     secure_parties: Any, same_bits: Any, data: Any
 ) -> None:
@@ -58,32 +66,31 @@ def test_the_control_arm_is_the_same_code_without_shares(
     assert same_bits(scene.run([4, 1, 0]), scene.plain([0, 1, 4]))
 
 
-@pytest.mark.parametrize("aggregators", [2, 3, 4, 5])
-@pytest.mark.parametrize("moment", ["before train", "in train", "after upload", "during combine"])
-@pytest.mark.parametrize("dropped", [0, 1, 3, 4])
+@pytest.mark.parametrize(
+    ("aggregators", "moment", "dropped"),
+    [*product((2,), ("before train", "in train"), (1, 3, 4)), (5, "in train", 3)],
+)
 def test_dropouts(
     secure_parties: Any, same_bits: Any, aggregators: int, moment: str, dropped: int
 ) -> None:
     """Six clients, min_clients 3: the exact sum of the clients that uploaded, or an error."""
     scene = secure_parties(aggregators=aggregators)
     leader = scene.leader()
-    early = moment in ("before train", "in train")
     for client in range(6):
         if moment == "in train" and client < dropped:
             scene.updates[client]["w"][0] = np.nan  # training failed; the client refuses to upload
             with pytest.raises(SecureAggregationError):
                 scene.upload(leader, client)
-        elif not (moment == "before train" and client < dropped):
+        elif client >= dropped:
             leader.add(scene.upload(leader, client))
-    gone = dropped if early else 0  # the share of a client that leaves later stays in the sum
-    if 6 - gone < 3:
+    if dropped == 4:
         with pytest.raises(TooFewClientsError, match="2 clients are left, but min_clients is 3"):
             scene.combine(leader)
         with pytest.raises(TooFewClientsError):
             leader.open(reference=scene.reference)
         return
     scene.combine(leader)
-    assert same_bits(leader.open(reference=scene.reference), scene.plain(range(gone, 6)))
+    assert same_bits(leader.open(reference=scene.reference), scene.plain(range(dropped, 6)))
 
 
 @pytest.mark.parametrize("aggregators", [2, 3])
@@ -124,9 +131,7 @@ def test_a_client_whom_every_helper_rejects_is_taken_out_once(
 def test_a_helper_cannot_reject_a_client_for_ever(secure_parties: Any, aggregators: int) -> None:
     """Each such reply would be answered by the next request, and the round would never end."""
     scene = secure_parties(aggregators=aggregators)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     nonce = leader.offer(scene.keys).round_nonce
     rejection = {"round_nonce": nonce, "released": False, "rejected": (2,)}
     for helper in leader.requests():
@@ -137,9 +142,7 @@ def test_a_helper_cannot_reject_a_client_for_ever(secure_parties: Any, aggregato
 
 def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     first = leader.requests()
     assert {number: request.release for number, request in first.items()} == {1: False, 2: False}
     for number, request in first.items():
@@ -152,9 +155,7 @@ def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
 
 def test_a_rejection_after_another_helper_answered_loses_the_round(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     for number, request in leader.requests().items():
         leader.take(scene.helpers[number].combine(request))
     leader.take(scene.helpers[1].combine(leader.requests()[1]))
@@ -167,9 +168,7 @@ def test_a_rejection_after_another_helper_answered_loses_the_round(secure_partie
 
 def test_no_client_is_summed_twice_or_uninvited(secure_parties: Any, same_bits: Any) -> None:
     scene = secure_parties()
-    leader = scene.leader()
-    for client in range(5):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene, 5)
     again = scene.upload(leader, 0)
     with pytest.raises(DuplicateClientError, match="the first upload counts"):
         leader.add(again)
@@ -205,9 +204,7 @@ def test_every_flipped_bit_of_a_share_is_seen(secure_parties: Any) -> None:
 
 def test_every_flipped_bit_of_an_aggregate_is_seen(secure_parties: Any) -> None:
     scene = secure_parties(shapes={"w": (1,)})
-    leader = scene.leader()
-    for client in range(3):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene, 3)
     reply = scene.helpers[1].combine(leader.requests()[1])
     for bit in range(64 * len(reply.total)):
         total = reply.total.copy()
@@ -244,9 +241,7 @@ def test_a_silent_helper_leaves_no_model_and_may_answer_later(
     secure_parties: Any, same_bits: Any
 ) -> None:
     scene = secure_parties(aggregators=3)
-    leader = scene.leader()
-    for client in range(6):
-        leader.add(scene.upload(leader, client))
+    leader = filled(scene)
     for number, request in leader.requests().items():
         leader.take(scene.helpers[number].combine(request))
     leader.take(scene.helpers[1].combine(leader.requests()[1]))
@@ -259,8 +254,8 @@ def test_a_silent_helper_leaves_no_model_and_may_answer_later(
     assert same_bits(leader.open(reference=scene.reference), scene.plain(range(6)))
 
 
-@pytest.mark.parametrize("left_out", list(combinations(range(5), 1)))
-def test_differencing_is_refused(secure_parties: Any, left_out: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("left_out", [0, 4])
+def test_differencing_is_refused(secure_parties: Any, left_out: int) -> None:
     """S(U) - S(U without i) would be client i's update; also by a new attempt at the round."""
     scene = secure_parties(clients=5)
     context = scene.context()
@@ -272,7 +267,7 @@ def test_differencing_is_refused(secure_parties: Any, left_out: tuple[int, ...])
     scene.combine(first)
     for attempt in (context, replace(context, round_nonce=bytes(16))):
         second = scene.leader(context=attempt)
-        for client in set(range(5)) - set(left_out):
+        for client in set(range(5)) - {left_out}:
             second.add(uploads[client] if attempt is context else scene.upload(second, client))
         with pytest.raises(AlreadyAnsweredError, match="a second sum would reveal"):
             scene.combine(second)
