@@ -144,6 +144,16 @@ def test_other_losses_need_the_check(name: str) -> None:
         engine.get_epsilon()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_other_losses_are_reduced_as_declared(reduction: str) -> None:
+    """A mean that is taken for a sum would move the model too little."""
+    model, optimizer, _ = attached(loss_reduction=reduction)
+    losses = ((model(X) - Z) ** 2).mean(1)
+    getattr(losses, reduction)().backward()
+    optimizer.step()
+    torch.testing.assert_close(released(model), clipped_sum(square), rtol=0, atol=1e-6)
+
+
 def test_an_ignored_label_changes_no_other_gradient() -> None:
     """The mean of torch divides by the number of labels that count; here, by all of them."""
     found = []
