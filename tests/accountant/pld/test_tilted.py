@@ -15,7 +15,7 @@ from fedsim.accountant import (
     RandomAllocation,
     RdpAccountant,
 )
-from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.composition import Approximate, SampledGaussian
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.pld.fourier import tilted_profile
 from fedsim.accountant.pld.privacy_profile import gaussian_epsilon, gaussian_log_delta
@@ -74,3 +74,11 @@ def test_a_delta_that_is_spent_outright_is_never_tilted_away() -> None:
     ours.compose(EpsilonDelta(0.1, 1e-13))
     assert ours.get_epsilon(0.9e-13) == math.inf
     assert ours.get_delta(30.0) >= 1e-13
+
+
+def test_the_mass_at_infinity_is_in_every_delta() -> None:
+    """Tilting multiplies a loss by e^(s l), so it leaves out the losses at infinity."""
+    steps = [(SampledGaussian(1.0, 10.0), 100), (Approximate(0.1, 1e-13), 2)]
+    profile = tilted_profile(steps, 2.0**-10, 3.0, 5.0)
+    assert profile is not None
+    assert 2e-13 * (1 - 1e-3) <= profile.delta(50.0) <= 2e-13 * (1 + 1e-3)
