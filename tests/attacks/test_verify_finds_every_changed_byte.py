@@ -36,7 +36,6 @@ else:  # beside this file; the tests are no package
     Forger = _MODULE.Forger
     refusal = _MODULE.refusal
 
-
 EXPERIMENT: dict[str, Any] = {
     "name": "whole",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
@@ -387,6 +386,13 @@ def test_a_table_or_model_that_is_not_of_the_run_is_found(run: Path, name: str, 
     (run / name).write_bytes(bytes(content))
     write_manifest(RunDirectory(run))
     assert said in refusal(run)
+
+
+def test_a_summary_with_a_smaller_delta_is_found(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "delta": 1e-5}, indent=2) + "\n")
+    write_manifest(RunDirectory(run))
+    assert "summary.json does not name the largest δ" in refusal(run)
 
 
 def test_words_that_do_not_follow_from_the_figures_are_found_in_every_key(run: Path) -> None:
