@@ -228,6 +228,12 @@ def saddle_point() -> ModuleType:
     return _module_at(path)
 
 
+@pytest.fixture(scope="session")
+def module_at() -> Callable[[Path], ModuleType]:
+    """Import a file by its path; the folders of tests are no packages."""
+    return _module_at
+
+
 def _module_at(path: Path) -> ModuleType:
     spec = spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None

@@ -2,9 +2,7 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +11,9 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def beside() -> Callable[[str], ModuleType]:
-    """Import a file of this folder by its name; the tests are no package."""
-
-    def load(name: str) -> ModuleType:
-        spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = module_from_spec(spec)  # dataclasses look it up
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+def beside(module_at: Callable[[Path], ModuleType]) -> Callable[[str], ModuleType]:
+    """Import a file of this folder by its name."""
+    return lambda name: module_at(Path(__file__).with_name(f"{name}.py"))
 
 
 @pytest.fixture(scope="session")

@@ -321,7 +321,7 @@ def test_a_run_that_fails_or_dies_is_reported_and_the_others_go_on(
 
 
 def started_until_the_second_run(directory: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A comparison whose second run is long, when it has finished three rounds."""
+    """Start a comparison; return it and the rounds of its second run, of which three are done."""
     base = directory / "tiny.yaml"
     base.write_text(base.read_text().replace("rounds: 2", f"rounds: {LONG}"))
     text = (directory / "compare.yaml").read_text().replace("seeds: 2", "seeds: 1")
