@@ -133,18 +133,25 @@ def stop_after() -> Callable[[int], _StopAfter]:
     return _StopAfter
 
 
-@pytest.fixture
-def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Perform the runs of comparisons and searches in this process: another imports torch first."""
-    from fedsim.comparison import compare
+@pytest.fixture(scope="session")
+def execute_jobs() -> Callable[..., None]:
+    """Perform the jobs of a comparison or search in this process, from the text that they are."""
     from fedsim.comparison.jobs import execute_here
-    from fedsim.tools.search import perform
 
     def execute(jobs: Any, *, log: Path, on_message: Any, **_: Any) -> None:
         execute_here(json.loads(json.dumps(jobs)), log=log, on_message=on_message)
 
+    return execute
+
+
+@pytest.fixture
+def jobs_here(monkeypatch: pytest.MonkeyPatch, execute_jobs: Callable[..., None]) -> None:
+    """Perform the runs of comparisons and searches in this process: another imports torch first."""
+    from fedsim.comparison import compare
+    from fedsim.tools.search import perform
+
     for module in (compare, perform):
-        monkeypatch.setattr(module, "execute", execute)
+        monkeypatch.setattr(module, "execute", execute_jobs)
 
 
 @pytest.fixture(scope="session")

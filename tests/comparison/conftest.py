@@ -1,16 +1,13 @@
 """A small comparison that runs in seconds."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fedsim
 from fedsim.comparison import compare
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.jobs import execute_here
 
 BASE = """\
 name: tiny
@@ -61,14 +58,13 @@ def directory(tmp_path: Path, write_files: Write) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compared(tmp_path_factory: pytest.TempPathFactory, write_files: Write) -> ComparisonResult:
+def compared(
+    tmp_path_factory: pytest.TempPathFactory, write_files: Write, execute_jobs: Callable[..., None]
+) -> ComparisonResult:
     """A finished comparison, run in this process; tests only look at it."""
     directory = tmp_path_factory.mktemp("compared")
     write_files(directory)
 
-    def execute(jobs: Any, *, log: Path, on_message: Any, **_: Any) -> None:
-        execute_here(json.loads(json.dumps(jobs)), log=log, on_message=on_message)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "execute", execute)
+        patch.setattr(compare, "execute", execute_jobs)
         return fedsim.compare(directory / "compare.yaml", out=directory / "out")

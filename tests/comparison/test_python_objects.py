@@ -15,7 +15,6 @@ from torch import nn
 
 import fedsim
 from fedsim.comparison import compare as compare_module
-from fedsim.comparison.jobs import execute_here
 from fedsim.core.errors import InputError
 from fedsim.experiment import ExperimentError
 
@@ -51,7 +50,10 @@ def network(width: int) -> Callable[[], nn.Module]:
 
 
 def test_a_mapping_of_built_in_names_is_compared_like_a_file(
-    compared: fedsim.ComparisonResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compared: fedsim.ComparisonResult,
+    execute_jobs: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its jobs could go to worker processes, as those of the file did; here they need none."""
     comparison, base = (yaml.safe_load((compared.path.parent / name).read_text()) for name in FILES)
@@ -60,7 +62,7 @@ def test_a_mapping_of_built_in_names_is_compared_like_a_file(
 
     def execute(jobs: Any, *, workers: int, inherited: Any, **rest: Any) -> None:
         executed.append(workers)
-        execute_here(json.loads(json.dumps(jobs)), **rest)
+        execute_jobs(jobs, **rest)
 
     monkeypatch.setattr(compare_module, "execute", execute)
     result = fedsim.compare(content, out=tmp_path / "c", workers=2)
