@@ -19,11 +19,12 @@ Some behaviour of the local engine that Flower does not specify:
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, groupby
-from threading import Event, Thread, current_thread
+from threading import Event
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict, UserConfigValue
@@ -248,60 +249,58 @@ class FlowerEngine(Engine):
         yield
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation in Flower's simulation until the server app returns."""
+        """Run a federation in Flower's simulation until the server app returns.
+
+        The simulation has a thread of its own, because an interrupt in its code disconnects Ray
+        while its workers use Ray, and Ray then ends the process at once. An interrupted run ends
+        when the clients that are training have finished the round.
+        """
         from flwr.simulation import run_simulation
 
-        from fedsim.simulation.ray.session import local_ray
+        from fedsim.simulation.ray.session import later_signals, local_ray
 
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        server = _StoppableServer(server_app)
+        stopped, thread = Event(), ThreadPoolExecutor(1)
         with preserve_identity(), local_ray(num_cpus=self._workers):
             try:
-                run_simulation(
-                    server.app,
-                    client_app,
-                    num_supernodes=num_nodes,
-                    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-                )
+                with later_signals():  # an interrupted pool would not wait for its thread
+                    simulation = thread.submit(
+                        run_simulation,
+                        _stoppable(server_app, stopped),
+                        client_app,
+                        num_supernodes=num_nodes,
+                        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                    )
+                simulation.result()
             except KeyboardInterrupt:
-                server.stop()
+                stopped.set()  # the simulation ends once its workers have no message
                 raise
+            finally:
+                thread.shutdown()
 
 
-class _StoppableServer:
-    """A server app in a thread of Flower's runtime that can be stopped from the main thread.
+def _stoppable(server_app: ServerApp, stopped: Event) -> ServerApp:
+    """Return an app that runs `server_app`, whose calls of the grid raise once `stopped` is set.
 
-    Without it the server would go on, and write files, after an interrupt of the main thread.
-
-    Attributes:
-        app: the ServerApp that runs `server_app` and can be stopped.
+    Without it, the server would go on, and write files, after an interrupt of the main thread.
     """
+    app = ServerApp()
 
-    def __init__(self, server_app: ServerApp) -> None:
-        self._stop = Event()
-        self._thread: Thread | None = None
-        self.app = ServerApp()
-
-        @self.app.main()
-        def main(grid: Grid, context: Context) -> None:
-            self._thread = current_thread()
-            for name in ("get_node_ids", "push_messages", "pull_messages"):
-                setattr(grid, name, self._checked(getattr(grid, name)))
-            server_app(grid, context)
-
-    def stop(self) -> None:
-        """Make the server's next call of the grid raise, and wait until its thread has ended."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _checked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            if self._stop.is_set():
+            if stopped.is_set():
                 raise EngineError("the run was interrupted")
             return method(*arguments, **options)
 
         return call
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        for name in ("get_node_ids", "push_messages", "pull_messages"):
+            setattr(grid, name, checked(getattr(grid, name)))
+        server_app(grid, context)
+
+    return app
 
 
 def engine_for(settings: RuntimeSettings) -> Engine:

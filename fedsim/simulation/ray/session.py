@@ -68,12 +68,12 @@ def connect(**options: Any) -> None:
     Args:
         options: options of `ray.init`.
     """
-    with _later_signals(), _own_sigterm():
+    with later_signals(), _own_sigterm():
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
 
 
 @contextmanager
-def _later_signals() -> Iterator[None]:
+def later_signals() -> Iterator[None]:
     """Delay the handling of SIGINT and SIGTERM to the end of a `with` block."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -7,16 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import flwr.simulation
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.simulation.engine import EngineError
+from fedsim.simulation.engines import FlowerEngine
 
 pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc"),
-]
+from fedsim.simulation.ray import session
 
 PATIENCE = 180.0  # seconds, as in test_engine.py
 EXPERIMENT: dict[str, Any] = {
@@ -57,6 +63,8 @@ def until(condition: Any, log: Path) -> Any:
     return value
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("engine", "number"),
     [("ray", signal.SIGTERM), ("flower", signal.SIGINT)],
@@ -92,3 +100,47 @@ def test_an_interrupted_run_leaves_nothing_behind(
     assert "received at time" not in said, "a dump of Ray's library"
     assert "to go on: fedsim run e.json --out r --resume" in said
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "interrupted"
+
+
+class _Nodes:
+    """The calls of a grid that an interrupted server app must not get through."""
+
+    def get_node_ids(self) -> list[int]:
+        time.sleep(0.01)
+        return []
+
+    push_messages = pull_messages = get_node_ids
+
+
+def test_ray_is_not_disconnected_before_flowers_simulation_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Ray ends a process whose threads use it after that: exit code 1 or 139, and no summary.
+    events: list[str] = []
+
+    def simulation(server_app: ServerApp, client_app: ClientApp, **options: Any) -> None:
+        events.append("begun")
+        os.kill(os.getpid(), signal.SIGINT)
+        with suppress(EngineError):
+            server_app(cast(Grid, _Nodes()), Context(1, 0, {}, RecordDict(), {}))
+        events.append("ended")
+
+    @contextmanager
+    def connection(**options: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            events.append("disconnected")
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        while True:
+            grid.get_node_ids()
+
+    monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
+    monkeypatch.setattr(session, "local_ray", connection)
+    with pytest.raises(KeyboardInterrupt):
+        FlowerEngine(1).execute(app, ClientApp(), 1)
+    assert events == ["begun", "ended", "disconnected"]
