@@ -46,6 +46,8 @@ from fedsim.server.round_report import PARTS, RoundCost, RoundModel, RoundReport
 from fedsim.server.settings import FederationSettings
 from fedsim.server.train_round import RoundSetup, TrainRound
 
+# The longest time until a node answers: it may start a process, which loads its data.
+NODE_SECONDS = 600.0
 # Flower's error codes for a message or a node that is no longer there, and that of a restart.
 _GONE = {3, 4, 5, NODE_RESTARTED}
 
@@ -66,7 +68,7 @@ class RegisteredNodes:
 
 
 def register_nodes(
-    grid: Grid, num_clients: int, num_helpers: int, *, patience: float
+    grid: Grid, num_clients: int, num_helpers: int, *, patience: float = NODE_SECONDS
 ) -> RegisteredNodes:
     """Wait until all clients and helpers have registered, and return which node is which party.
 
@@ -104,7 +106,9 @@ def register_nodes(
         there = {node: _identity(node, answer) for node, answer in answers if not _is_gone(answer)}
         if len(there) < expected:
             if time.monotonic() > deadline:
-                break
+                raise FederationError(
+                    f"only {len(there)} of {expected} nodes answered within {patience:g} s"
+                )
             time.sleep(0.5)
     return RegisteredNodes(
         _numbers_of("client", there, range(num_clients)),

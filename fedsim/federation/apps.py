@@ -63,7 +63,6 @@ def server_app(
     on_round: Callable[[ServerState, RoundReport], None],
     on_stop: Callable[[str], None],
     ledgers: ClientLedgers | None,
-    patience: float = 60.0,
     opened_sums: OpenedSums = NO_OPENED_SUMS,
     given_up: Mapping[int, str] | None = None,
 ) -> ServerApp:
@@ -75,7 +74,6 @@ def server_app(
         on_round: function that is called after each round with the new server state and the report.
         on_stop: function that is called with the reason if the federation stops early.
         ledgers: the latest ledger of every client; None without privacy.
-        patience: the longest time to wait until all nodes have connected, in seconds.
         opened_sums: the record on disk of the sums that secure aggregation opened.
         given_up: the reason to give up a round, by its number, for a replay; None gives up no round
             but those without a sum.
@@ -86,7 +84,7 @@ def server_app(
 
     def prepare(grid: Grid) -> RoundSetup:
         helpers = federation.num_nodes - federation.num_clients
-        registered = register_nodes(grid, federation.num_clients, helpers, patience=patience)
+        registered = register_nodes(grid, federation.num_clients, helpers)
         return RoundSetup(
             federation.algorithm,
             federation.plan.participation,

@@ -260,7 +260,6 @@ class _Recorder:
             on_round=self._on_round,
             on_stop=self._on_stop,
             ledgers=self._ledgers,
-            patience=self._parts.engine.patience,
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
         if self._parts.is_local:

@@ -55,7 +55,6 @@ class Engine(ABC):
     """Base class of engines, which execute a federation; all engines give the same result.
 
     Attributes:
-        patience: the longest time to wait for all nodes to register, in seconds.
         one_operator: whether a single party operates all nodes.
         writes_ledger: whether privacy charges go to the ledger in the run directory. Otherwise the
             ledgers are on the nodes, and the run directory gets a copy at the end.
@@ -63,7 +62,6 @@ class Engine(ABC):
             in one tensor. Otherwise each client trains alone.
     """
 
-    patience: float = 60.0
     one_operator: bool = True
     writes_ledger: bool = True
     plans_blocks: bool = True

@@ -21,6 +21,7 @@ from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.traffic import WrappedGrid
 from fedsim.report.run import run
 from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.server.app import NODE_SECONDS
 from fedsim.simulation.engine import Engine, ShardableApp
 from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
@@ -86,7 +87,6 @@ OUT_KEY = "out"  # key of the app's run config
 class DeployedEngine(Engine):
     """An engine that executes a federation on the grid of Flower's ServerApp."""
 
-    patience = 600.0  # a SuperNode may start a process for every message
     one_operator = False
     writes_ledger = False
     plans_blocks = False
@@ -101,7 +101,7 @@ class DeployedEngine(Engine):
             server_app(self._grid, self._context)
         finally:
             if isinstance(client_app, ShardableApp) and client_app.ledger is not None:
-                collect_ledgers(self._grid, client_app.ledger, timeout=self.patience)
+                collect_ledgers(self._grid, client_app.ledger, timeout=NODE_SECONDS)
 
 
 def deployed_server(directory: Path) -> ServerApp:
