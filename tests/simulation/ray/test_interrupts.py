@@ -136,11 +136,16 @@ def test_ray_is_not_disconnected_before_flowers_simulation_has_ended(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        while True:
+        for _ in range(1000):
             grid.get_node_ids()
 
     monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
     monkeypatch.setattr(session, "local_ray", connection)
-    with pytest.raises(KeyboardInterrupt):
-        FlowerEngine(1).execute(app, ClientApp(), 1)
+    # The background jobs of a shell ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            FlowerEngine(1).execute(app, ClientApp(), 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert events == ["begun", "ended", "disconnected"]
