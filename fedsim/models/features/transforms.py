@@ -1,11 +1,13 @@
-"""The feature transforms (functions of one float64 example), and the pipeline that applies them.
+"""The feature transforms (functions of float64 examples), and the pipeline that applies them.
 
-Each transform is called with one example at a time and nothing else. So the features of an example
-do not depend on other examples, not even by rounding. Sums are computed by numpy, without a library
-for matrix products.
+The features of an example do not depend on other examples, not even by rounding. So only operations
+that IEEE 754 rounds exactly, number by number (+, -, *, /, square root), are computed for many
+examples at once. Sums, powers and the like are computed for one example at a time (`_each`), by
+numpy, without a library for matrix products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -27,30 +29,42 @@ from fedsim.models.settings import (
     shape_after,
 )
 
-Example = NDArray[np.float64]
-Transform = Callable[[Example], Example]
+Examples = NDArray[np.float64]  # (n, ...)
+Transform = Callable[[Examples], Examples]
+
+_VALUES_AT_ONCE = 1 << 14  # of examples that are transformed together: they stay in the cache
+
+
+def _each(function: Callable[..., Any], *arrays: Examples) -> Examples:
+    """Return the results of a function for one example at a time, in an array (n, ...)."""
+    return np.array([function(*parts) for parts in zip(*arrays, strict=True)])
+
+
+def _column(numbers: Examples, x: Examples) -> Examples:
+    """Return one number for each of the examples `x` in a shape that numpy applies to them."""
+    return numbers.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _center(value: float | list[float] | str, shape: tuple[int, ...]) -> Transform:
     if value == "own":
-        return lambda x: x - x.mean()
+        return lambda x: x - _column(_each(np.mean, x), x)
     constant = _per_channel(value, shape)
     return lambda x: x - constant
 
 
 def _unit_norm(value: object, shape: tuple[int, ...]) -> Transform:
-    def transform(x: Example) -> Example:
-        largest = np.abs(x).max()
-        if largest == 0:
-            return x
-        x = x / largest  # so that no square overflows or vanishes
-        return x / np.sqrt(np.square(x).sum())
+    def transform(x: Examples) -> Examples:
+        largest = np.abs(x).reshape(len(x), -1).max(axis=1)
+        zero = largest == 0
+        x = x / _column(np.where(zero, 1.0, largest), x)  # so that no square overflows or vanishes
+        norm = np.sqrt(_each(np.sum, np.square(x)))
+        return x / _column(np.where(zero, 1.0, norm), x)
 
     return transform
 
 
 def _log(value: float, shape: tuple[int, ...]) -> Transform:
-    return lambda x: np.sign(x) * np.log1p(np.abs(x) / value)
+    return lambda x: np.sign(x) * _each(np.log1p, np.abs(x) / value)
 
 
 def _standardize(value: StandardizeSettings, shape: tuple[int, ...]) -> Transform:
@@ -70,10 +84,10 @@ def _random_fourier(value: RandomFourierSettings, shape: tuple[int, ...]) -> Tra
     phases = source.uniform(0.0, 2 * np.pi, value.dim)
     scale = sqrt(2 / value.dim)
 
-    def transform(x: Example) -> Example:
+    def transform(x: Examples) -> Examples:
         return scale * np.cos((x.reshape(-1, 1) * directions).sum(axis=0) + phases)
 
-    return transform
+    return partial(_each, transform)
 
 
 def _hog(value: HogSettings, shape: tuple[int, ...]) -> Transform:
@@ -88,32 +102,32 @@ def _hog(value: HogSettings, shape: tuple[int, ...]) -> Transform:
     """
     directions = np.arange(value.bins).reshape(-1, 1, 1)
     rows, columns = (_pixels(side, value.window, value.stride) for side in shape[-2:])
-    repeated = np.ix_(*(np.array([0, *range(side), side - 1]) for side in shape[-2:]))
 
-    def transform(image: Example) -> Example:
-        channels = image.reshape(-1, *shape[-2:])
-        maps = np.concatenate([_maps(channel[repeated], directions) for channel in channels])
-        terms = (weight * maps[:, :, pixels] for weight, pixels in columns)
-        across = sum(terms, start=np.zeros(()))
-        return sum(weight * across[:, pixels] for weight, pixels in rows) ** value.power
+    def transform(images: Examples) -> Examples:
+        channels = images.reshape(-1, *shape[-2:])
+        maps = _maps(np.pad(channels, [(0, 0), (1, 1), (1, 1)], mode="edge"), directions)
+        across = sum((weight * maps[..., pixels] for weight, pixels in columns), np.zeros(()))
+        sums = sum((weight * across[..., pixels, :] for weight, pixels in rows), np.zeros(()))
+        of_images = sums.reshape(len(images), -1, *sums.shape[-2:])
+        return _each(lambda x: x**value.power, of_images)
 
     return transform
 
 
-def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
-    """Return the gradient magnitude (bins, height, width) of each direction.
+def _maps(padded: Examples, directions: NDArray[np.int64]) -> Examples:
+    """Return the gradient magnitude (n, bins, height, width) of each direction.
 
     Args:
-        padded: an image with repeated border pixels, (height + 2, width + 2).
+        padded: images with repeated border pixels, (n, height + 2, width + 2).
         directions: numbers of the directions, (bins, 1, 1).
     """
-    down = (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
-    right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
+    down = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2
+    right = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2
     bins = len(directions)
-    place = np.arctan2(down, right) * (bins / (2 * np.pi))  # in bins, from -bins / 2 to bins / 2
-    distance = np.abs(place - directions)  # less than two turns: `bins` is one turn
+    place = _each(np.arctan2, down, right) * (bins / (2 * np.pi))  # from -bins / 2 to bins / 2
+    distance = np.abs(place[:, None] - directions)  # less than two turns: `bins` is one turn
     share = np.maximum(0.0, 1.0 - np.minimum(distance, np.abs(bins - distance)))
-    return share * np.hypot(down, right)
+    return share * _each(np.hypot, down, right)[:, None]
 
 
 def _pixels(side: int, window: int, stride: int) -> tuple[tuple[float, slice], ...]:
@@ -129,7 +143,7 @@ def _pixels(side: int, window: int, stride: int) -> tuple[tuple[float, slice], .
     return tuple((weight, slice(i, i + last, stride)) for i, weight in enumerate(weights))
 
 
-def _per_channel(value: object, shape: tuple[int, ...]) -> Example:
+def _per_channel(value: object, shape: tuple[int, ...]) -> Examples:
     constant = np.asarray(value, dtype=np.float64)
     return constant.reshape(-1, *(1,) * (len(shape) - 1)) if constant.ndim else constant
 
@@ -141,15 +155,15 @@ _TRANSFORMS: Mapping[str, Callable[[Any, tuple[int, ...]], Transform]] = {
     "standardize": _standardize,
     "hog": _hog,
     "random_fourier": _random_fourier,
-    "scattering": scattering,
+    "scattering": lambda value, shape: partial(_each, scattering(value, shape)),
 }
 
 
 class FeaturePipeline:
     """The sequence of fixed transforms in `model.features`, applied to each example.
 
-    Guarantee: the features of an example are a function of that example and public constants. Each
-    example is computed alone, so other examples do not change its features in any bit.
+    Guarantee: the features of an example are a function of that example and public constants. Other
+    examples do not change them in any bit.
 
     Args:
         features: the setting `model.features`.
@@ -186,11 +200,12 @@ class FeaturePipeline:
         result = np.empty((len(examples), *self.output_shape(shape)), np.float32)
         transforms = self._transforms(shape)
         with np.errstate(all="ignore"):  # checked below
-            for index, example in enumerate(examples):
-                value = example.astype(np.float64)
+            step = max(1, _VALUES_AT_ONCE // prod(shape))
+            for start in range(0, len(examples), step):
+                values = examples[start : start + step].astype(np.float64)
                 for transform in transforms:
-                    value = transform(value)
-                result[index] = value
+                    values = transform(values)
+                result[start : start + step] = values
         _check_finite(result)
         return result
 
