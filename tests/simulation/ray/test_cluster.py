@@ -20,7 +20,6 @@ from fedsim.simulation.ray.engine import RayEngine
 from fedsim.simulation.settings import RuntimeSettings
 
 pytest.importorskip("ray", reason="engine ray needs the extra `ray`")
-pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
@@ -59,6 +58,7 @@ def round_of(grid: Grid) -> dict[int, Message]:
     return {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(asked)}
 
 
+@pytest.mark.slow
 def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(
     machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,12 +110,15 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.slow
 def test_without_an_address_a_cluster_on_this_machine_is_left_alone(
-    machines: Any, engine: str, tmp_path: Path
+    machines: Any, tmp_path: Path
 ) -> None:
-    """Ray itself would join it, and refuse to say how many processors it may use."""
-    runtime = {"engine": engine, "workers": 2}
+    """Ray itself would join it, and refuse to say how many processors it may use.
+
+    Engine flower starts Ray by the same function.
+    """
+    runtime = {"engine": "ray", "workers": 1}
     run = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "run")
     assert len(run.rounds) == 2
     assert len(machines.list_all_nodes()) == 2
@@ -169,7 +172,13 @@ def remove_the_machine_that_asks(cluster: Any, pipe: Path, removed: list[str]) -
     removed.append(name)
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["plain", "secure sums"])
+@pytest.mark.parametrize(
+    "sums",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="plain"),
+        pytest.param(True, marks=pytest.mark.long, id="secure sums"),
+    ],
+)
 def test_a_run_that_loses_a_machine_goes_on_with_the_local_result(
     machines: Any,
     tmp_path: Path,
