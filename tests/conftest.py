@@ -167,6 +167,22 @@ def weights_of() -> Callable[[Path], dict[str, bytes]]:
 
 
 @pytest.fixture(scope="session")
+def outcome_of() -> Callable[[Path], dict[str, Any]]:
+    """Read what a run leaves, by name, without times and the order of clients in the ledger."""
+
+    def read(run: Path) -> dict[str, Any]:
+        files = ("model.safetensors", "privacy.json", "clients.csv")
+        rows = map(json.loads, (run / "rounds.jsonl").read_text().splitlines())
+        return {
+            **{name: (run / name).read_bytes() for name in files},
+            "ledger": sorted((run / "ledger.jsonl").read_text().splitlines()),
+            "rounds": [{**row, "seconds": 0, "timeline": {}} for row in rows],
+        }
+
+    return read
+
+
+@pytest.fixture(scope="session")
 def add_clipped_sum() -> "Callable[..., BatchStatistics]":
     """Add scale · Σ_i clip(gradient_i) of one client's examples to a float64 tensor (size,).
 

@@ -4,7 +4,6 @@ Flower's runtime asks client by client: there, models agree within rounding, and
 On real SuperNodes: tests/tools/deployment/test_deployment.py.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,9 @@ LEARNING = {
 }
 
 
+Outcome = Callable[[Path], dict[str, Any]]
+
+
 def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
     sections = {
         "name": "engines",
@@ -44,21 +46,6 @@ def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
     return {**sections, "privacy": privacy}
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    for name in ("model.safetensors", "privacy.json", "clients.csv"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
-    assert ledgers[0] == ledgers[1]
-    rows = [
-        [
-            {**json.loads(line), "seconds": 0, "timeline": {}}
-            for line in (run / "rounds.jsonl").open()
-        ]
-        for run in (one, other)
-    ]
-    assert rows[0] == rows[1]
-
-
 class Blocks:
     """An observer that keeps the blocks of a run."""
 
@@ -71,7 +58,9 @@ class Blocks:
 
 
 @pytest.mark.parametrize("privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"])
-def test_local_and_ray_agree_to_the_bit(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
+def test_local_and_ray_agree_to_the_bit(
+    tmp_path: Path, outcome_of: Outcome, privacy: dict[str, Any] | None
+) -> None:
     seen = Blocks()
     local = run_experiment(experiment(privacy), out=tmp_path / "local", callback=seen)
     if privacy is PRIVATE:
@@ -80,14 +69,14 @@ def test_local_and_ray_agree_to_the_bit(tmp_path: Path, privacy: dict[str, Any] 
     workers = 1 if privacy is PRIVATE else 2
     overrides = {"runtime.engine": "ray", "runtime.workers": workers}
     ray = run_experiment(experiment(privacy), overrides=overrides, out=tmp_path / "ray")
-    assert_same_run(local.path, ray.path)
+    assert outcome_of(local.path) == outcome_of(ray.path)
     records = (local.path / "ledger.jsonl").read_text().splitlines()
     assert len(records) == (16 if privacy else 0)
 
 
 @pytest.mark.parametrize("privacy", [LEARNING, None], ids=["adaptive", "plain"])
 def test_flower_agrees_to_the_bit_where_clients_train_alone(
-    tmp_path: Path, privacy: dict[str, Any] | None
+    tmp_path: Path, outcome_of: Outcome, privacy: dict[str, Any] | None
 ) -> None:
     """Within rounding, where the others train together: test_faults.py."""
     flower = {"runtime.engine": "flower", "runtime.workers": 2}
@@ -99,11 +88,11 @@ def test_flower_agrees_to_the_bit_where_clients_train_alone(
         ).path
         for name, overrides in (("local", {}), ("flower", flower))
     )
-    assert_same_run(local, other)
+    assert outcome_of(local) == outcome_of(other)
 
 
 def test_a_run_may_change_its_engine_when_it_is_resumed(
-    tmp_path: Path, stop_after: Callable[[int], RunCallback]
+    tmp_path: Path, outcome_of: Outcome, stop_after: Callable[[int], RunCallback]
 ) -> None:
     """Accounts are in the ledger, clip norms in the checkpoint, streams are keyed by round."""
     whole = run_experiment(experiment(LEARNING), out=tmp_path / "whole")
@@ -113,4 +102,4 @@ def test_a_run_may_change_its_engine_when_it_is_resumed(
     )
     assert part.status == "interrupted"
     run_experiment(experiment(LEARNING), out=tmp_path / "r", resume=True)
-    assert_same_run(whole.path, tmp_path / "r")
+    assert outcome_of(whole.path) == outcome_of(tmp_path / "r")

@@ -37,6 +37,7 @@ from fedsim.simulation.settings import RuntimeSettings
 ray = pytest.importorskip("ray", reason="engine ray needs the extra `ray`")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
+Outcome = Callable[[Path], dict[str, Any]]
 PATIENCE = 180.0  # seconds: beside other work, Ray takes more than a minute to start or to end
 
 
@@ -420,23 +421,8 @@ class ArmAfterRound:
     def ended(self) -> None: ...
 
 
-def assert_same_result(one: Path, other: Path) -> None:
-    for name in ("model.safetensors", "privacy.json", "clients.csv"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
-    assert ledgers[0] == ledgers[1]
-    rows = [
-        [
-            {**json.loads(line), "seconds": 0, "timeline": {}}
-            for line in (run / "rounds.jsonl").open()
-        ]
-        for run in (one, other)
-    ]
-    assert rows[0] == rows[1]
-
-
 def test_workers_give_the_local_result_also_when_one_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outcome_of: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 after the charge and before the reply, the worst moment.
 
@@ -452,7 +438,7 @@ def test_workers_give_the_local_result_also_when_one_is_killed(
     assert not armed.exists(), "the kill took place"
     assert kill.max_clients == 2, "clients train together"
     assert all(row["failed"] == [] for row in run.rounds)
-    assert_same_result(local.path, tmp_path / "ray")
+    assert outcome_of(local.path) == outcome_of(tmp_path / "ray")
 
 
 KILLED_AFTER_ROUND_1 = """
@@ -469,7 +455,7 @@ fedsim.runs.runner.run_experiment("e.yaml", out="r", callback=Kill())
 
 
 def test_a_run_killed_on_two_workers_ends_the_same_on_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outcome_of: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 of the run itself: blocks are planned, so the other workers form the same ones."""
     monkeypatch.chdir(tmp_path)
@@ -481,7 +467,7 @@ def test_a_run_killed_on_two_workers_ends_the_same_on_one(
     assert killed.returncode == -signal.SIGKILL
     assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) == 1
     run_experiment({**settings, "runtime": one}, out=tmp_path / "r", resume=True)
-    assert_same_result(whole.path, tmp_path / "r")
+    assert outcome_of(whole.path) == outcome_of(tmp_path / "r")
 
 
 def descendants(of: int) -> dict[int, str]:
@@ -527,7 +513,9 @@ class KillKeeperAfterRound1:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_the_ledgers_keeper_may_die_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledgers_keeper_may_die_too(
+    tmp_path: Path, outcome_of: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     settings = experiment(tmp_path, tmp_path / "never")
     local = run_experiment(settings, out=tmp_path / "local")
@@ -535,7 +523,7 @@ def test_the_ledgers_keeper_may_die_too(tmp_path: Path, monkeypatch: pytest.Monk
     observer = KillKeeperAfterRound1()
     run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", callback=observer)
     assert all(row["failed"] == [] for row in run.rounds)
-    assert_same_result(local.path, run.path)
+    assert outcome_of(local.path) == outcome_of(run.path)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
