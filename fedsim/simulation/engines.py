@@ -260,11 +260,15 @@ class FlowerEngine(Engine):
         from fedsim.simulation.ray.session import later_signals, local_ray
 
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        stopped, thread = Event(), ThreadPoolExecutor(1)
-        with preserve_identity(), local_ray(num_cpus=self._workers):
+        stopped = Event()
+        with (
+            preserve_identity(),
+            local_ray(num_cpus=self._workers),
+            ThreadPoolExecutor(1) as executor,
+        ):
             try:
-                with later_signals():  # an interrupted pool would not wait for its thread
-                    simulation = thread.submit(
+                with later_signals():  # an interrupted executor would not wait for its thread
+                    simulation = executor.submit(
                         run_simulation,
                         _stoppable(server_app, stopped),
                         client_app,
@@ -275,14 +279,12 @@ class FlowerEngine(Engine):
             except KeyboardInterrupt:
                 stopped.set()  # the simulation ends once its workers have no message
                 raise
-            finally:
-                thread.shutdown()
 
 
 def _stoppable(server_app: ServerApp, stopped: Event) -> ServerApp:
-    """Return an app that runs `server_app`, whose calls of the grid raise once `stopped` is set.
+    """Return an app that runs `server_app`, and ends it at a call of the grid if `stopped` is set.
 
-    Without it, the server would go on, and write files, after an interrupt of the main thread.
+    Otherwise the server would continue, and write files, after an interrupt of the main thread.
     """
     app = ServerApp()
 

@@ -25,8 +25,6 @@ LEARNING = {
     "max_grad_norm": 0.5,
     "clipping": {"name": "adaptive", "count_noise": 1.6},
 }
-
-
 Outcome = Callable[[Path], dict[str, Any]]
 
 

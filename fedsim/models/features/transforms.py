@@ -1,9 +1,9 @@
 """The feature transforms (functions of float64 examples), and the pipeline that applies them.
 
-The features of an example do not depend on other examples, not even by rounding. So only operations
-that IEEE 754 rounds exactly, number by number (+, -, *, /, square root), are computed for many
-examples at once. Sums, powers and the like are computed for one example at a time (`_each`), by
-numpy, without a library for matrix products.
+The features of an example do not depend on other examples, not even by rounding. Only operations
+whose results IEEE 754 defines to the last bit (+, -, *, /, square root) are computed for many
+examples at once. Sums, powers and other functions are computed for one example at a time (`_each`).
+Sums are computed by numpy, without a library for matrix products.
 """
 
 from collections.abc import Callable, Mapping, Sequence

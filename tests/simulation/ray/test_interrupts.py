@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import flwr.simulation
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,7 +21,6 @@ from fedsim.simulation.engine import EngineError
 from fedsim.simulation.engines import FlowerEngine
 
 pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
-from fedsim.simulation.ray import session
 
 PATIENCE = 180.0  # seconds, as in test_engine.py
 EXPERIMENT: dict[str, Any] = {
@@ -139,8 +137,8 @@ def test_ray_is_not_disconnected_before_flowers_simulation_has_ended(
         for _ in range(1000):
             grid.get_node_ids()
 
-    monkeypatch.setattr(flwr.simulation, "run_simulation", simulation)
-    monkeypatch.setattr(session, "local_ray", connection)
+    monkeypatch.setattr("flwr.simulation.run_simulation", simulation)
+    monkeypatch.setattr("fedsim.simulation.ray.session.local_ray", connection)
     # The background jobs of a shell ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
