@@ -4,10 +4,16 @@ Clipping bounds the influence of an example only if the example changes no gradi
 example. A loop that calls `loss.backward()` on a batch passes all its examples through the model
 together, so a layer such as batch normalization may mix them. The checks compute gradients and
 outputs of the same examples in two batches that differ in the other examples, and compare them.
+
+Each gradient costs a backward pass, so one weighted sum of them is compared first. Its weights are
+different powers of two, after each gradient is scaled to a norm of about 1, so that a change of one
+example shows, and changes of several do not cancel. Only if the sum changes, or where a gradient is
+zero, the gradients of single examples are compared.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fedsim.clients.model_checks.safety import UnsafeModelError, find_batch_norm, preserve_state
 
 _SEED = 20240229
+_LEAST_NORM = 0.5  # of a gradient times its weight
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,19 @@ def batches_to_compare(batch: ProbeBatch) -> Iterator[tuple[int, ProbeBatch]]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Results of a pass over a batch: outputs with one row per example, and gradients."""
+    """Results of a pass over a batch: outputs with one row per example, and gradients.
+
+    Attributes:
+        batch: the batch.
+        outputs: outputs, each with one row per example.
+        gradients: flat gradient (size,) of each loss.
+        weights: weight of each gradient in a sum, a power of two; 0 if it is zero or not finite.
+    """
 
     batch: ProbeBatch
     outputs: list[Tensor]
     gradients: list[Tensor]
+    weights: list[float]
 
 
 class Probe:
@@ -151,7 +166,8 @@ class Probe:
         """Return the results of a pass over a batch, in the model's current mode."""
         outputs = self.outputs(batch)
         kept = [value.detach().clone() for value in rows(outputs, len(batch))]
-        return _Seen(batch, kept, self._gradients_of(self._losses_of(outputs, batch)))
+        gradients = self._gradients_of(self._losses_of(outputs, batch))
+        return _Seen(batch, kept, gradients, _weights(gradients))
 
     def is_repeatable(self, seen: _Seen) -> bool:
         """Return whether another pass on the batch with the same seed gives the same gradients."""
@@ -160,11 +176,11 @@ class Probe:
                 "the gradients of the examples are not finite, so it cannot be checked that "
                 "examples are kept apart; scale the features or check the model"
             )
-        return not any(map(self._is_far, seen.gradients, self.gradients(seen.batch)))
+        return self._first_moved_gradient(seen, self.losses(seen.batch)) is None
 
     def is_random(self, seen: _Seen) -> bool:
         """Return whether the gradients depend on the random seed."""
-        return any(map(self._is_far, seen.gradients, self.gradients(seen.batch, _SEED + 1)))
+        return self._first_moved_gradient(seen, self.losses(seen.batch, _SEED + 1)) is not None
 
     def first_moved_example(self, seen: _Seen, other: ProbeBatch, j: int) -> int | None:
         """Return the index of the first example whose results differ between two batches.
@@ -178,19 +194,58 @@ class Probe:
         """
         batch, outputs = seen.batch, self.outputs(other)
         others = [i for i in range(len(batch)) if i != j]
-        pairs = list(zip(seen.outputs, rows(outputs, len(batch)), strict=False))
-        for i in others:
-            if any(self._is_far(before[i], after.detach()[i]) for before, after in pairs):
-                return i
+        pairs = zip(seen.outputs, rows(outputs, len(batch)), strict=False)
+        moved = [self._far_rows(before, after.detach()) for before, after in pairs]
+        first = next((i for i in others if any(far[i] for far in moved)), None)
+        if first is not None:
+            return first
         losses = self._losses_of(outputs, other)
         if losses.ndim:
-            gradients = ((i, self._gradient(losses[i])) for i in others)
-            return next(
-                (i for i, gradient in gradients if self._is_far(seen.gradients[i], gradient)), None
-            )
+            return self._first_moved_gradient(seen, losses, others)
         before, after = seen.gradients[0], self._gradient(losses)
         changed = (i for i in others if self._not_additive(batch, other, i, before, after))
         return next(changed, None)
+
+    def _first_moved_gradient(
+        self, seen: _Seen, losses: Tensor, places: Sequence[int] | None = None
+    ) -> int | None:
+        """Return the first of some places at which a gradient differs from the one seen, or None.
+
+        Args:
+            seen: results of a batch.
+            losses: losses (n,) or a scalar, like those of this batch.
+            places: the places to compare; None for all.
+        """
+        losses = losses.reshape(-1)
+        if places is None:
+            places = range(min(len(losses), len(seen.gradients)))
+        if self._sums_agree(seen, losses, places, self._tolerance_same_shape):
+            places = [i for i in places if not seen.weights[i]]
+        moved = (i for i in places if self._is_far(seen.gradients[i], self._gradient(losses[i])))
+        return next(moved, None)
+
+    def _sums_agree(
+        self, seen: _Seen, losses: Tensor, places: Sequence[int], tolerance: float
+    ) -> bool:
+        """Return whether the weighted sum of some gradients is the one seen, within rounding.
+
+        A change of one example by `tolerance`, relative to its gradient, is not within rounding.
+
+        Args:
+            seen: results of a batch.
+            losses: losses (n,) like those of this batch.
+            places: the places of the gradients in the sum; the others are left out.
+            tolerance: largest change of a single gradient, relative to its norm.
+        """
+        places = [i for i in places if seen.weights[i]]
+        if not places:
+            return True
+        weights = [seen.weights[i] for i in places]
+        index = torch.tensor(places, device=losses.device)
+        difference = self._gradient((losses[index] * losses.new_tensor(weights)).sum())
+        for i, weight in zip(places, weights, strict=True):
+            difference.sub_(seen.gradients[i], alpha=weight)
+        return bool(difference.norm() <= _LEAST_NORM * tolerance)
 
     def _not_additive(
         self, batch: ProbeBatch, other: ProbeBatch, i: int, before: Tensor, after: Tensor
@@ -216,31 +271,40 @@ class Probe:
         """Return the index of the first example whose gradient changes if it is alone in a batch.
 
         The result is None if there is no such example.
-        """
-        batch, together = seen.batch, seen.gradients
-        alone = [self._gradient_alone(batch, i) for i in range(len(batch))]
-        if len(together) > 1 or len(batch) == 1:
-            most = max(float(g.norm()) for g in together)
-            for i, (g, other) in enumerate(zip(together, alone, strict=True)):
-                if bool(g.isfinite().all()) and not bool(
-                    (g - other).norm() <= self.tolerance_other_shape * (g.norm() + 1e-3 * most)
-                ):
-                    return i
-            return None
-        total = torch.stack(alone).sum(0)
-        bound = self.tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
-        as_sum = (together[0] - total).norm() <= bound
-        as_mean = (together[0] * len(batch) - total).norm() <= bound
-        return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
 
-    def _gradient_alone(self, batch: ProbeBatch, i: int) -> Tensor:
+        Raises:
+            UnsafeModelError: the model or the loss fails on one example alone.
+        """
         try:
-            return self.gradients(batch.only(i))[0]
+            return self._first_different_alone(seen)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise UnsafeModelError(
                 f"the model or the loss fails on one example alone ({error}), and batches may have "
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
+
+    def _first_different_alone(self, seen: _Seen) -> int | None:
+        batch, together = seen.batch, seen.gradients
+        alone = [self.losses(batch.only(i)).reshape(-1)[0] for i in range(len(batch))]
+        losses = torch.stack(alone)
+        if len(together) > 1 or len(batch) == 1:
+            places, most = range(len(batch)), max(float(g.norm()) for g in together)
+            if self._sums_agree(seen, losses, places, self.tolerance_other_shape):
+                places = [i for i in places if not seen.weights[i]]
+            for i in places:
+                g = together[i]
+                bound = self.tolerance_other_shape * (g.norm() + 1e-3 * most)
+                if bool(g.isfinite().all()) and not bool(
+                    (g - self._gradient(losses[i])).norm() <= bound
+                ):
+                    return i
+            return None
+        gradients = torch.stack(self._gradients_of(losses))
+        total = gradients.sum(0)
+        bound = self.tolerance_other_shape * gradients.norm(dim=1).sum()
+        as_sum = (together[0] - total).norm() <= bound
+        as_mean = (together[0] * len(batch) - total).norm() <= bound
+        return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
 
     def _gradients_of(self, losses: Tensor) -> list[Tensor]:
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
@@ -260,6 +324,24 @@ class Probe:
         if before.shape != after.shape:
             return True
         return not bool((before - after).norm() <= self._tolerance_same_shape * before.norm())
+
+    def _far_rows(self, before: Tensor, after: Tensor) -> list[bool]:
+        """Return whether each row of two outputs (n, ...) differs by more than rounding."""
+        n = len(before)
+        if before.shape != after.shape:
+            return [self._is_far(*pair) for pair in zip(before, after, strict=True)]
+        before, moved = (value.reshape(n, value[0].numel()) for value in (before, before - after))
+        near = moved.norm(dim=1) <= self._tolerance_same_shape * before.norm(dim=1)
+        return (before.isfinite().all(1) & ~near).tolist()
+
+
+def _weights(gradients: list[Tensor]) -> list[float]:
+    """Return the weights of gradients in a sum; those of norm 0, or not finite, have 0."""
+    norms = [float(gradient.norm()) for gradient in gradients]
+    return [
+        math.ldexp(1.0, i % 4 - math.frexp(norm)[1]) if 1e-300 < norm < math.inf else 0.0
+        for i, norm in enumerate(norms)
+    ]
 
 
 def rows(outputs: Any, n: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ profiles.
 
 import json
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -39,6 +40,7 @@ _NUM_POINTS = 400
 _SLACK_PER_DELTA = 0.01  # largest distance of the Gaussian summary below the curve, as a share of δ
 _MIN_MU, _MAX_MU = 1e-9, 1e3
 _MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below it
+_Chord = tuple[tuple[float, float], tuple[float, float]]  # between two neighbours of a curve
 _Rate = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 
 
@@ -144,25 +146,36 @@ def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float |
         return None
     if curve[0][1] <= slack:
         return 0.0  # the total variation distance: no test gains more than the slack
+    chords = list(pairwise(curve))
+    random.Random(0).shuffle(chords)  # then few of them need more than all before
+    mu = 0.0
+    for chord in chords:
+        if mu == 0.0 or not _is_above(mu, chord, slack):
+            mu = _least_mu(chord, slack)
+            if mu > _MAX_MU:
+                return None
+    return mu
+
+
+def _least_mu(chord: _Chord, slack: float) -> float:
+    """Return the smallest μ, rounded up, with δ_μ + `slack` above a chord; infinity above 1,000."""
     low, high = 0.0, 1e-3
-    while not _covers(high, curve, slack):
+    while not _is_above(high, chord, slack):
         low, high = high, 2.0 * high
         if high > _MAX_MU:
-            return None
+            return math.inf
     while high - low > 1e-4 * high and high > _MIN_MU:
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if _covers(middle, curve, slack) else (middle, high)
+        low, high = (low, middle) if _is_above(middle, chord, slack) else (middle, high)
     return high
 
 
-def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> bool:
-    for (left, delta), (right, next_delta) in pairwise(curve):
-        at_left = math.exp(gaussian_log_delta(mu, left)) + slack
-        # The tangent in x = e^ε falls by Φ(-ε/μ - μ/2) for each unit of x.
-        fall = math.exp(float(log_ndtr(-left / mu - 0.5 * mu)) + left) * math.expm1(right - left)
-        if at_left < delta or at_left - fall < next_delta:
-            return False
-    return True
+def _is_above(mu: float, chord: _Chord, slack: float) -> bool:
+    (left, delta), (right, next_delta) = chord
+    at_left = math.exp(gaussian_log_delta(mu, left)) + slack
+    # The tangent in x = e^ε falls by Φ(-ε/μ - μ/2) for each unit of x.
+    fall = math.exp(float(log_ndtr(-left / mu - 0.5 * mu)) + left) * math.expm1(right - left)
+    return at_left >= delta and at_left - fall >= next_delta
 
 
 @dataclass(frozen=True)

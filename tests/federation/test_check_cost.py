@@ -49,6 +49,6 @@ def test_the_checks_of_an_assembly_run_on_one_thread_and_once(monkeypatch, two_t
     assembly.assemble(load_experiment(EXPERIMENT), ledger=None)
     assert set(model.threads) == {1}
     assert torch.get_num_threads() == 2
-    # At two points: twice the batch, 8 batches without the replaced example, another seed, each
-    # alone.
-    assert len(backward) == 2 * (2 * 4 + 8 * 3 + 4 + 4)
+    # At two points: each example of the batch, and sums: again, of 8 batches with an example
+    # replaced, with another seed, alone.
+    assert len(backward) == 2 * (4 + 1 + 8 + 1 + 1)

@@ -147,6 +147,36 @@ def test_losses_that_couple_examples_are_refused(name: str) -> None:
         check_isolation(model, COUPLING_LOSSES[name], *data(3, classes=3))
 
 
+@pytest.mark.parametrize("size", [0.1, 1e-3])
+def test_opposite_changes_of_two_equal_examples_are_seen(size: float) -> None:
+    torch.manual_seed(0)
+    x, y = data(3, n=3)
+    x[2], y[2] = x[1], y[1]
+    sign = torch.tensor([0.0, 1.0, -1.0])
+
+    def shifted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return squared(outputs, targets) * (1 + size * sign * targets[0])
+
+    with pytest.raises(UnsafeModelError, match="example 1 is coupled to example 0"):
+        check_isolation(nn.Linear(3, 2), shifted, x, y)
+
+
+def test_a_coupling_of_examples_without_a_gradient_is_seen() -> None:
+    class WithFeatures(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return torch.cat([super().forward(input), input], dim=1)
+
+    torch.manual_seed(0)
+    x, _ = data(3, n=3)
+
+    def ignored(outputs: Tensor, targets: Tensor) -> Tensor:
+        beyond = functional.relu(outputs[:, 2:].abs().max() - 1.01 * x.abs().max())
+        return outputs[:, :2].square().sum(1) * torch.where(targets > 0, 1.0, 1e-4 * beyond)
+
+    with pytest.raises(UnsafeModelError, match="example 0 is coupled to example 1"):
+        check_isolation(WithFeatures(3, 2), ignored, x, torch.tensor([0.0, 1.0, 1.0]))
+
+
 @pytest.mark.parametrize("name", ["info-nce", "root of the mean", "neighbours"])
 def test_zero_weights_hide_no_coupling(name: str) -> None:
     model = nn.Linear(3, 3)
