@@ -23,6 +23,7 @@ from fedsim.clients.gradients.per_example import (
     PaddedBatch,
     PerExampleGradients,
 )
+from fedsim.clients.model_checks.isolation import seed_torch
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _LARGE = 1e4
@@ -386,6 +387,6 @@ class MemberIsolation(_Isolation):
 
     def _sums(self, values: Tensor, padded: PaddedBatch) -> Tensor:
         into = torch.zeros_like(values)
-        torch.manual_seed(0)  # for dropout
+        seed_torch(0, values.device)  # for dropout
         self._gradients.add_sums(values, padded, into)
         return into

@@ -8,7 +8,7 @@ outputs of the same examples in two batches that differ in the other examples, a
 Each gradient costs a backward pass, so one weighted sum of them is compared first. Its weights are
 different powers of two, after each gradient is scaled to a norm of about 1, so that a change of one
 example shows, and changes of several do not cancel. Only if the sum changes, or where a gradient is
-zero, the gradients of single examples are compared.
+about zero, the gradients of single examples are compared.
 """
 
 import math
@@ -25,6 +25,7 @@ from fedsim.clients.model_checks.safety import UnsafeModelError, find_batch_norm
 
 _SEED = 20240229
 _LEAST_NORM = 0.5  # of a gradient times its weight
+_LEAST_SEEN = 1e-30  # norm of a gradient whose weight is a float32
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,13 @@ class ProbeBatch:
         return ProbeBatch(x, y)
 
 
-def _seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's random generator of a device."""
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's random generator of a device.
+
+    Args:
+        seed: the seed.
+        device: device whose generator is seeded.
+    """
     if device.type == "cpu":  # torch.manual_seed records its caller, which is slow
         torch.default_generator.manual_seed(seed)
     else:
@@ -91,7 +97,8 @@ class _Seen:
         batch: the batch.
         outputs: outputs, each with one row per example.
         gradients: flat gradient (size,) of each loss.
-        weights: weight of each gradient in a sum, a power of two; 0 if it is zero or not finite.
+        weights: weight of each gradient in a sum, a power of two; 0 if it is about zero or not
+            finite.
     """
 
     batch: ProbeBatch
@@ -123,7 +130,7 @@ class Probe:
             batch: the batch of n examples.
             seed: seed of the model's random numbers.
         """
-        _seed_torch(seed, batch.features.device)
+        seed_torch(seed, batch.features.device)
         random.seed(seed)
         return self.model(batch.features)
 
@@ -240,11 +247,14 @@ class Probe:
         places = [i for i in places if seen.weights[i]]
         if not places:
             return True
-        weights = [seen.weights[i] for i in places]
         index = torch.tensor(places, device=losses.device)
-        difference = self._gradient((losses[index] * losses.new_tensor(weights)).sum())
-        for i, weight in zip(places, weights, strict=True):
-            difference.sub_(seen.gradients[i], alpha=weight)
+        weights = torch.tensor(
+            [seen.weights[i] for i in places], dtype=torch.float32, device=losses.device
+        )
+        total = self._gradient((losses[index] * weights).sum())
+        difference = total.to(torch.promote_types(total.dtype, weights.dtype))
+        for i in places:
+            difference.sub_(seen.gradients[i], alpha=seen.weights[i])
         return bool(difference.norm() <= _LEAST_NORM * tolerance)
 
     def _not_additive(
@@ -336,10 +346,10 @@ class Probe:
 
 
 def _weights(gradients: list[Tensor]) -> list[float]:
-    """Return the weights of gradients in a sum; those of norm 0, or not finite, have 0."""
+    """Return the weights of gradients in a sum; 0 where the norm is about 0 or not finite."""
     norms = [float(gradient.norm()) for gradient in gradients]
     return [
-        math.ldexp(1.0, i % 4 - math.frexp(norm)[1]) if 1e-300 < norm < math.inf else 0.0
+        math.ldexp(1.0, i % 4 - math.frexp(norm)[1]) if _LEAST_SEEN < norm < math.inf else 0.0
         for i, norm in enumerate(norms)
     ]
 

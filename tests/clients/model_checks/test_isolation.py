@@ -293,6 +293,18 @@ def test_features_of_very_different_sizes_are_no_coupling() -> None:
     check_isolation(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), squared, x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-3, 1e-20, 1e-40])
+def test_small_gradients_are_compared_in_every_type(dtype: torch.dtype, size: float) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(6, 2).to(dtype), data(6)
+    x, y = (x * 1e-3).to(dtype), y.to(dtype)
+    check_isolation(model, lambda o, t: size * squared(o, t), x, y)
+    if size > torch.finfo(dtype).tiny:
+        with pytest.raises(UnsafeModelError, match="is coupled to example"):
+            check_isolation(model, lambda o, t: size * squared(o, t) * (1 + 0.1 * t[0]), x, y)
+
+
 def test_words_are_accepted() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3))

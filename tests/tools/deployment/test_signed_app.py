@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from flwr.supercore.fab import Fab
-from flwr.supernode.start_client_internal import _verify_fab
 
 from fedsim.tools.deployment.signed_app import app_store, main
 
@@ -77,6 +76,8 @@ def fetched(address: str, app: str, version: str | None = None) -> Fab:
 def test_flowers_supernodes_accept_the_signature_and_no_other(
     bundle: Path, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from flwr.supernode.start_client_internal import _verify_fab  # takes two seconds
+
     private, public = key_file(tmp_path / "reviewer")
     _, other = key_file(tmp_path / "other")
     assert not _verify_fab(fetched(address, "@fedsim/digits-dp"), {"fpk_reviewer": public})
