@@ -26,6 +26,7 @@ def module(folder: Path, body: str) -> str:
 
 @pytest.mark.parametrize("in_its_place", [True, False])
 def test_digits_are_scikit_learns(in_its_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scikit._digits.cache_clear()
     if not in_its_place:
         monkeypatch.setattr(scikit, "installed_file", lambda package, path: None)
     images, classes = map(np.asarray, sklearn_digits(return_X_y=True))

@@ -1,7 +1,7 @@
 """Loading of the small datasets that scikit-learn contains, without files or network."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) 
     """
     x, y = _digits()
     pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)
-    return Dataset(Examples(pixels, np.asarray(y, dtype=np.int64)))
+    return Dataset(Examples(pixels, np.array(y, dtype=np.int64)))
 
 
 def load_table(name: str, args: TableArgs, context: LoadContext | None = None) -> Dataset:
@@ -109,6 +109,7 @@ def _scale(table: Any, ranges: Ranges, args: TableArgs) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
+@cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the digits' pixels (1797, 64) and classes (1797,) of scikit-learn's `load_digits`.
 
