@@ -218,7 +218,8 @@ class FeaturePipeline:
 
 
 def _check_finite(features: NDArray[np.float32]) -> None:
-    wrong = np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))
+    finite = np.isfinite(features).reshape(len(features), prod(features.shape[1:]))
+    wrong = np.flatnonzero(~finite.all(axis=1))
     if wrong.size:
         raise DataError(
             f"model.features: the features of {wrong.size} of {len(features)} examples are no "

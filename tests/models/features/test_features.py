@@ -46,6 +46,11 @@ def test_other_examples_change_no_bit_of_an_examples_features(name, x, data):
     assert before.dtype == np.float32
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_a_client_without_examples_has_no_features(name):
+    assert pipeline(EACH[name])(np.zeros((0, 1, 6, 5), np.float32)).shape[0] == 0
+
+
 def test_constants_are_subtracted_and_divided_per_column():
     x = np.array([[1.0, 4.0]], np.float32)
     assert pipeline({"center": [1, 2]})(x).tolist() == [[0.0, 2.0]]
