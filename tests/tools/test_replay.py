@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from fedsim.cli import cli
+from fedsim.clients.task import ClientTask
 from fedsim.core.errors import ExitCode
 from fedsim.federation.federation import Federation
 from fedsim.runs.directory import RunDirectory
@@ -105,6 +106,23 @@ def test_faults_and_late_clients_are_repeated(change: dict[str, Any], tmp_path: 
     assert "3" in releases[0]  # refused by the server
     assert "4" in releases[1]  # came too late
     assert replayed(path).uploads == sum(map(len, releases))
+
+
+def test_a_client_that_failed_on_its_machine_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check = ClientTask.check_examples
+
+    def out_of_memory(self: ClientTask) -> None:
+        if self.client == 2:
+            raise MemoryError("of this machine")
+        check(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientTask, "check_examples", out_of_memory)
+        path = run_of({"federation.clients_per_round": 5}, tmp_path / "r")
+    found = replayed(path)
+    assert (found.rounds, found.uploads, found.charges) == (3, 12, 12)
 
 
 def test_withdrawals_are_repeated(tmp_path: Path) -> None:
