@@ -121,7 +121,8 @@ class Probe:
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
         # Batches of one shape run the same kernels, so rows that are not coupled hardly change
         # (7e-5 in float32). Other sizes round differently, more so in deep models (2e-3).
-        self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
+        self._tolerance_same_shape: float = eps**0.6
+        self.tolerance_other_shape: float = 30 * eps**0.6
 
     def outputs(self, batch: ProbeBatch, seed: int = _SEED) -> Any:
         """Return the model's outputs on a batch, after seeding the random generators.
@@ -183,11 +184,11 @@ class Probe:
                 "the gradients of the examples are not finite, so it cannot be checked that "
                 "examples are kept apart; scale the features or check the model"
             )
-        return self._first_moved_gradient(seen, self.losses(seen.batch)) is None
+        return self._first_changed(seen, self.losses(seen.batch)) is None
 
     def is_random(self, seen: _Seen) -> bool:
         """Return whether the gradients depend on the random seed."""
-        return self._first_moved_gradient(seen, self.losses(seen.batch, _SEED + 1)) is not None
+        return self._first_changed(seen, self.losses(seen.batch, _SEED + 1)) is not None
 
     def first_moved_example(self, seen: _Seen, other: ProbeBatch, j: int) -> int | None:
         """Return the index of the first example whose results differ between two batches.
@@ -208,28 +209,43 @@ class Probe:
             return first
         losses = self._losses_of(outputs, other)
         if losses.ndim:
-            return self._first_moved_gradient(seen, losses, others)
+            return self._first_changed(seen, losses, others)
         before, after = seen.gradients[0], self._gradient(losses)
         changed = (i for i in others if self._not_additive(batch, other, i, before, after))
         return next(changed, None)
 
-    def _first_moved_gradient(
-        self, seen: _Seen, losses: Tensor, places: Sequence[int] | None = None
+    def _first_changed(
+        self,
+        seen: _Seen,
+        losses: Tensor,
+        places: Sequence[int] | None = None,
+        *,
+        tolerance: float | None = None,
+        slack: float = 0.0,
     ) -> int | None:
-        """Return the first of some places at which a gradient differs from the one seen, or None.
+        """Return the first of some places at which a gradient changed by more than rounding.
 
         Args:
             seen: results of a batch.
             losses: losses (n,) or a scalar, like those of this batch.
             places: the places to compare; None for all.
+            tolerance: largest change of a gradient by rounding, relative to its norm; by default
+                that of batches of one shape.
+            slack: norm that is added to that of each gradient.
         """
         losses = losses.reshape(-1)
         if places is None:
             places = range(min(len(losses), len(seen.gradients)))
-        if self._sums_agree(seen, losses, places, self._tolerance_same_shape):
+        tolerance = self._tolerance_same_shape if tolerance is None else tolerance
+        if self._sums_agree(seen, losses, places, tolerance):
             places = [i for i in places if not seen.weights[i]]
-        moved = (i for i in places if self._is_far(seen.gradients[i], self._gradient(losses[i])))
-        return next(moved, None)
+        for i in places:
+            before = seen.gradients[i]
+            if bool(before.isfinite().all()):
+                change = before - self._gradient(losses[i])
+                if not bool(change.norm() <= tolerance * (before.norm() + slack)):
+                    return i
+        return None
 
     def _sums_agree(
         self, seen: _Seen, losses: Tensor, places: Sequence[int], tolerance: float
@@ -298,17 +314,8 @@ class Probe:
         alone = [self.losses(batch.only(i)).reshape(-1)[0] for i in range(len(batch))]
         losses = torch.stack(alone)
         if len(together) > 1 or len(batch) == 1:
-            places, most = range(len(batch)), max(float(g.norm()) for g in together)
-            if self._sums_agree(seen, losses, places, self.tolerance_other_shape):
-                places = [i for i in places if not seen.weights[i]]
-            for i in places:
-                g = together[i]
-                bound = self.tolerance_other_shape * (g.norm() + 1e-3 * most)
-                if bool(g.isfinite().all()) and not bool(
-                    (g - self._gradient(losses[i])).norm() <= bound
-                ):
-                    return i
-            return None
+            tolerance, most = self.tolerance_other_shape, max(float(g.norm()) for g in together)
+            return self._first_changed(seen, losses, tolerance=tolerance, slack=1e-3 * most)
         gradients = torch.stack(self._gradients_of(losses))
         total = gradients.sum(0)
         bound = self.tolerance_other_shape * gradients.norm(dim=1).sum()
@@ -327,22 +334,14 @@ class Probe:
         )
         return torch.cat([gradient.flatten() for gradient in gradients])
 
-    def _is_far(self, before: Tensor, after: Tensor) -> bool:
-        """Return whether two gradients (or outputs) of an example differ by more than rounding."""
-        if not bool(before.isfinite().all()):
-            return False
-        if before.shape != after.shape:
-            return True
-        return not bool((before - after).norm() <= self._tolerance_same_shape * before.norm())
-
     def _far_rows(self, before: Tensor, after: Tensor) -> list[bool]:
         """Return whether each row of two outputs (n, ...) differs by more than rounding."""
-        n = len(before)
-        if before.shape != after.shape:
-            return [self._is_far(*pair) for pair in zip(before, after, strict=True)]
-        before, moved = (value.reshape(n, value[0].numel()) for value in (before, before - after))
-        near = moved.norm(dim=1) <= self._tolerance_same_shape * before.norm(dim=1)
-        return (before.isfinite().all(1) & ~near).tolist()
+        shape = len(before), before[0].numel()
+        far = before.isfinite().reshape(shape).all(1)
+        if before.shape == after.shape:
+            change, norms = (before - after).reshape(shape), before.reshape(shape).norm(dim=1)
+            far &= ~(change.norm(dim=1) <= self._tolerance_same_shape * norms)
+        return far.tolist()
 
 
 def _weights(gradients: list[Tensor]) -> list[float]:
