@@ -51,6 +51,27 @@ class _StopAfter:
     def ended(self) -> None: ...
 
 
+class Logged(logging.Handler):
+    """What fedsim logs, also as a node of Flower.
+
+    Attributes:
+        records: the records so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = list[logging.LogRecord]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+    @property
+    def text(self) -> str:
+        """The messages, a line each."""
+        return "\n".join(record.getMessage() for record in self.records)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the order of the files and run a test named by node id whatever its stage.
 
@@ -86,18 +107,26 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def fixed_seed() -> None:
-    """Give models that a test makes without a seed the same weights each time."""
-    import torch
-
-    torch.default_generator.manual_seed(0)  # torch.manual_seed records its caller, which is slow
-
-
-@pytest.fixture(autouse=True)
-def fresh_demand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count released values anew: whether noise is compiled depends on no earlier test."""
+def fresh_state() -> None:
+    """Let no test depend on an earlier one: seed torch, and count released values anew."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)  # torch.manual_seed records its caller: slow
     if release := sys.modules.get("fedsim.noise.release"):
-        monkeypatch.setattr(release, "_DEMAND", release.Demand())
+        release._DEMAND.values = 0  # beyond a number of values, noise is made by compiled code
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """Keep what fedsim logs. pytest's `caplog` is off: it costs each test two milliseconds."""
+    handler, loggers = Logged(), [logging.getLogger(name) for name in ("fedsim", "flwr")]
+    level = loggers[0].level
+    loggers[0].setLevel(logging.DEBUG)
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield handler
+    for logger in loggers:
+        logger.removeHandler(handler)
+    loggers[0].setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -140,7 +140,7 @@ def reason(trouble: str) -> str:
     [*(("train", trouble) for trouble in TROUBLES), *loss_or_surplus("evaluate")],
 )
 def test_training_and_evaluation_fail_one_client_and_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, trouble: str
+    tmp_path: Path, logged: Any, kind: str, trouble: str
 ) -> None:
     result = run(tmp_path / "r", evaluates=True, kind=kind, trouble=trouble)
     assert [row["round"] for row in result.rounds] == [1, 2]
@@ -153,7 +153,7 @@ def test_training_and_evaluation_fail_one_client_and_go_on(
     else:
         assert not row["failed"]
         assert len(named) == CLIENTS
-        assert "is left out" in caplog.text
+        assert "is left out" in logged.text
     assert result.rounds[1]["participants"] == list(range(CLIENTS)), "it comes back"
 
 

@@ -234,10 +234,10 @@ def test_too_little_noise_is_refused(
 
 
 def test_without_a_file_private_experiments_are_answered_with_a_warning(
-    attacker: Attacker, caplog: pytest.LogCaptureFixture
+    attacker: Attacker, logged: Any
 ) -> None:
     assert answered(attacker.asks(1))
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    warnings = [one.getMessage() for one in logged.records if one.levelname == "WARNING"]
     (warning,) = (one for one in warnings if "this node has no policy" in one)
     assert f"fedsim node-policy {attacker.state / 'policy.yaml'}" in warning
 
@@ -510,7 +510,7 @@ PATIENTS: dict[str, Any] = {"scheme": "column", "column": "patient", "num_client
 )
 def test_a_node_tells_nothing_of_its_data(
     attacker: Attacker,
-    caplog: pytest.LogCaptureFixture,
+    logged: Any,
     dataset: dict[str, Any],
     partition: dict[str, Any],
 ) -> None:
@@ -523,7 +523,7 @@ def test_a_node_tells_nothing_of_its_data(
     found = reason(attacker.asks(1, data=data))
     assert re.fullmatch(r"\w+: this node cannot answer; its own log says why", found), found
     assert not any(secret in found for secret in SECRETS)
-    assert any(one.exc_info for one in caplog.records), "the log has the whole text"
+    assert any(one.exc_info for one in logged.records), "the log has the whole text"
     assert attacker.charges() == []
 
 
@@ -554,7 +554,7 @@ def test_files_that_the_policy_does_not_name_are_not_read(
 
 
 def test_columns_that_the_policy_does_not_name_are_not_used(
-    attacker: Attacker, caplog: pytest.LogCaptureFixture
+    attacker: Attacker, logged: Any
 ) -> None:
     path = attacker.home / "h.csv"
     table(path)
@@ -571,8 +571,8 @@ def test_columns_that_the_policy_does_not_name_are_not_used(
             f"the experiment uses columns of {path} that files does not list, as this node's log "
             "says: drop them in data.dataset.columns"
         )
-        assert f"lacks columns of {path}: ['b']" in caplog.text
-        caplog.clear()
+        assert f"lacks columns of {path}: ['b']" in logged.text
+        logged.records.clear()
     assert attacker.charges() == []
     assert answered(attacker.asks_of_table(path, 1, **{"data.dataset": dropped}))
 

@@ -1,7 +1,6 @@
 """A secret draw of clients: all pay for every round, and no record tells who was drawn."""
 
 import json
-import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,11 +42,11 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def records(
-    out: Path, drawn: Sequence[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    out: Path, drawn: Sequence[int], monkeypatch: pytest.MonkeyPatch, logged: Any
 ) -> dict[str, Any]:
     """Return all that a run leaves for others, with the same clients drawn in every round."""
-    caplog.clear()
-    with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="fedsim"):
+    logged.records.clear()
+    with monkeypatch.context() as patched:
         patched.setattr(Participation, "draw", lambda self, number: tuple(drawn))
         run_experiment(EXPERIMENT, out=out)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
@@ -72,15 +71,15 @@ def records(
         ],
         "clients.csv": (out / "clients.csv").read_text(),
         "privacy": privacy,
-        "logs": [re.sub(r"[\d.]+ s$", "", record.getMessage()) for record in caplog.records],
+        "logs": [re.sub(r"[\d.]+ s$", "", record.getMessage()) for record in logged.records],
     }
 
 
 def test_no_record_tells_who_was_drawn_or_how_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Any
 ) -> None:
-    everybody = records(tmp_path / "all", range(CLIENTS), monkeypatch, caplog)  # one of them fails
-    nobody = records(tmp_path / "none", (), monkeypatch, caplog)
+    everybody = records(tmp_path / "all", range(CLIENTS), monkeypatch, logged)  # one of them fails
+    nobody = records(tmp_path / "none", (), monkeypatch, logged)
     assert everybody == nobody
     assert everybody["rows"][0]["participants"] == everybody["rows"][0]["failed"] == []
     assert everybody["rows"][0]["seconds"] == 0.0

@@ -1,7 +1,6 @@
 """The ledger mod in Flower apps that know nothing of fedsim."""
 
 import json
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -104,13 +103,12 @@ def test_releases_that_are_known_before_are_charged_before() -> None:
         assert PrivacyLedger.from_text(seen[-1]).entries == ((STEP, count),)
 
 
-def test_a_round_without_a_declaration_has_no_guarantee(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        replies = ask(app_of(PrivacyLedgerMod(delta=1e-5), lambda m, c: None), 1, clients=1)
+def test_a_round_without_a_declaration_has_no_guarantee(logged: Any) -> None:
+    replies = ask(app_of(PrivacyLedgerMod(delta=1e-5), lambda m, c: None), 1, clients=1)
     record = replies[0][0].content.config_records[RECORD]
     assert math.isinf(float(str(record["epsilon"])))
     assert PrivacyLedger.from_text(str(record["ledger"])).entries == ((NonPrivate(), 1),)
-    assert "declared no release in this round" in caplog.text
+    assert "declared no release in this round" in logged.text
     assert client_ledgers(replies[0])["clients"][0]["epsilon"] is None
 
 

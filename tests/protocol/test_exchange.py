@@ -63,9 +63,7 @@ def test_the_error_of_the_link_is_that_of_the_node_it_speaks_for() -> None:
 
 
 @pytest.mark.parametrize("sets_ids", [True, False])
-def test_second_replies_and_strangers_are_left_out(
-    caplog: pytest.LogCaptureFixture, sets_ids: bool
-) -> None:
+def test_second_replies_and_strangers_are_left_out(logged: Any, sets_ids: bool) -> None:
     def noisy(sent: Sequence[Message]) -> list[Message]:
         stranger = from_node(Message(RecordDict(), reply_to=sent[0]), 77)
         return [stranger, *replies_to(sent), *replies_to(sent[:1])]
@@ -73,8 +71,8 @@ def test_second_replies_and_strangers_are_left_out(
     found = answers(noisy, sets_ids=sets_ids)
     assert [key for key, _ in found] == ["key-11", "key-12", "key-13"]
     assert [reply.metadata.src_node_id for _, reply in found] == [11, 12, 13]
-    assert "a reply of node 77 answers no request and is left out" in caplog.text
-    assert "a second reply of node 11 is left out" in caplog.text
+    assert "a reply of node 77 answers no request and is left out" in logged.text
+    assert "a second reply of node 11 is left out" in logged.text
 
 
 def test_a_reply_to_an_earlier_request_of_the_node_is_left_out() -> None:

@@ -5,11 +5,11 @@ The adapters are tested with the real packages where they are installed (extras 
 """
 
 import json
-import logging
 import struct
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -101,15 +101,14 @@ def test_a_tracker_is_told_every_line_of_rounds_jsonl_and_changes_no_result(
 
 
 def test_a_tracker_that_fails_loses_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Any
 ) -> None:
     tracker = Recording(fails_in=1)
     use(monkeypatch, tracker)
-    with caplog.at_level(logging.WARNING):
-        rows = run(tmp_path / "r", "tensorboard")
+    rows = run(tmp_path / "r", "tensorboard")
     assert len(rows) == 2
     assert (tracker.rounds, tracker.finished) == ({}, 0)
-    assert "tracker tensorboard failed and was removed: OSError: disk full" in caplog.text
+    assert "tracker tensorboard failed and was removed: OSError: disk full" in logged.text
 
 
 @pytest.mark.parametrize("name", list(tracking.TRACKERS))
@@ -183,11 +182,9 @@ def test_trackers_and_observers_of_ones_own_are_named_by_reference(tmp_path: Pat
     assert replay_run(RunDirectory(run.path), base=tmp_path).problems == ()
 
 
-def test_a_tracker_of_ones_own_cannot_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_of_ones_own_cannot_end_the_run(tmp_path: Path, logged: Any) -> None:
     assert own(tmp_path, "Ends").status == "completed"
-    assert "tracker ./own.py:Ends failed and was removed: PluginExitError" in caplog.text
+    assert "tracker ./own.py:Ends failed and was removed: PluginExitError" in logged.text
 
 
 @pytest.mark.parametrize(

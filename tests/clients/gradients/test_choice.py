@@ -1,6 +1,5 @@
 """Which way is chosen for a model: rules, torch.func where they end; never wrong."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -203,9 +202,8 @@ def both(add_clipped_sum: Callable[..., BatchStatistics]) -> Both:
     [*((name, torch.float64) for name in UNITS), ("inside", torch.float32)],
 )
 def test_what_has_no_rule_becomes_units(
-    name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture, both: Both
+    name: str, dtype: torch.dtype, logged: Any, both: Both
 ) -> None:
-    caplog.set_level(logging.INFO)
     torch.manual_seed(0)
     make, shape, expected = UNITS[name]
     model = make().to(dtype)
@@ -213,8 +211,8 @@ def test_what_has_no_rule_becomes_units(
     gradients = gradients_for(model, squared, torch.randn(3, *shape).to(dtype), torch.randn(3))
     assert isinstance(gradients, RuleGradients)
     assert sorted(gradients.units) == sorted(expected)
-    assert len(caplog.records) == 1
-    assert all((repr(unit) if unit else "the whole model") in caplog.text for unit in expected)
+    assert len(logged.records) == 1
+    assert all((repr(unit) if unit else "the whole model") in logged.text for unit in expected)
     # Batches as long as sequences and masks: the examples' dimension is not guessed from its size.
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4
     for n, clip in ((1, 1.0), (4, 1.0), (5, float("inf")), (6, 1.0)):
@@ -375,9 +373,8 @@ def test_rules_may_be_required() -> None:
 
 
 def test_rules_are_never_used_where_examples_are_coupled(
-    caplog: pytest.LogCaptureFixture,
+    logged: Any,
 ) -> None:
-    caplog.set_level(logging.INFO)
     torch.manual_seed(0)
     x, y = torch.randn(3, 3), torch.randn(3)
 
@@ -392,15 +389,14 @@ def test_rules_are_never_used_where_examples_are_coupled(
         (nn.Linear(3, 1), centred),
         (Norm(nn.Linear(3, 3), nn.BatchNorm1d(3)), squared),
     ):
-        caplog.clear()
+        logged.records.clear()
         assert not isinstance(gradients_for(model, loss, x, y), RuleGradients)
-        assert "coupled" in caplog.text
+        assert "coupled" in logged.text
         with pytest.raises(BackendError, match="coupled"):
             gradients_for(model, loss, x, y, rules_only=True)
 
 
-def test_nothing_is_changed_by_the_choice(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_nothing_is_changed_by_the_choice(logged: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1))
     model[1].eval()
@@ -414,7 +410,7 @@ def test_nothing_is_changed_by_the_choice(caplog: pytest.LogCaptureFixture) -> N
         assert value.untyped_storage().data_ptr() == (
             gradients.parameters.data.untyped_storage().data_ptr()
         )
-    assert not caplog.records, "plain rules are nothing to speak of"
+    assert not logged.records, "plain rules are nothing to speak of"
 
 
 class Grown(nn.Module):

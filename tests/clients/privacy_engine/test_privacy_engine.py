@@ -444,11 +444,11 @@ def test_neighbours_share_noise_divisor_and_charge() -> None:
     torch.testing.assert_close(difference, torch.tensor([0.0, 0.0, 1.0]), rtol=1e-5, atol=1e-5)
 
 
-def test_reusing_a_seed_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_reusing_a_seed_is_noticed(logged: Any) -> None:
     noise_of_a_batch(0, seed=987)
-    assert "can subtract the noise" not in caplog.text
+    assert "can subtract the noise" not in logged.text
     noise_of_a_batch(0, seed=987)
-    assert "can subtract the noise" in caplog.text
+    assert "can subtract the noise" in logged.text
 
 
 # --- what is charged ---------------------------------------------------------------------------

@@ -581,9 +581,9 @@ def test_wrong_arguments_are_named(settings: dict[str, Any], message: str) -> No
         attached(**settings)
 
 
-def test_a_delta_that_protects_nobody_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delta_that_protects_nobody_is_noticed(logged: Any) -> None:
     attached(target_delta=0.1)
-    assert "well below 0.025" in caplog.text
+    assert "well below 0.025" in logged.text
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:

@@ -249,9 +249,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def test_after_the_timeout_the_others_replies_are_there(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_the_timeout_the_others_replies_are_there(clock: Clock, logged: Any) -> None:
     def main(grid: Grid) -> None:
         list(grid.send_and_receive(messages(grid)))  # both workers are at work
         replies: list[int] = []
@@ -261,11 +259,11 @@ def test_after_the_timeout_the_others_replies_are_there(
         assert replies == [1]
 
     serve(main, strange_client(), 2, workers=2)
-    assert "no reply within 1000 s from clients [0]" in caplog.text
+    assert "no reply within 1000 s from clients [0]" in logged.text
 
 
 def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: Clock, logged: Any
 ) -> None:
     """And the garbage collector leaves out what was there before the rounds.
 
@@ -284,18 +282,18 @@ def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
 
     before = gc.get_threshold()
     serve(main, strange_client(), 12, workers=1)
-    assert "no reply within 1000 s from clients" in caplog.text
+    assert "no reply within 1000 s from clients" in logged.text
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
 
 
-def test_workers_without_a_range_of_clients_stay_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_without_a_range_of_clients_stay_out(logged: Any) -> None:
     def main(grid: Grid) -> None:
         assert len(by_client(iter(grid.send_and_receive(messages(grid))))) == 1
 
     serve(main, strange_client(), 1, workers=2)
-    assert "runtime.workers: 2 workers, but only 1 start" in caplog.text
-    assert "use workers: 1, or a smaller local.vectorized_clients" in caplog.text
+    assert "runtime.workers: 2 workers, but only 1 start" in logged.text
+    assert "use workers: 1, or a smaller local.vectorized_clients" in logged.text
 
 
 def test_too_many_workers_and_unstartable_clients_are_refused() -> None:
