@@ -174,21 +174,31 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
 
     def __init__(self, federation: Federation, client: int, claim: Claim, steps: int) -> None:
         super().__init__(federation, client, claim, steps)
-        release, size = self._plan.release_as(DpSgdMechanism), federation.data.clients.size(client)
-        draws = stream(federation.experiment.seed, Purpose.CANARIES, client=client)
-        has_canary = draws.permutation(size) < (size + 1) // 2
+        release, device = self._plan.release_as(DpSgdMechanism), federation.model.device
+        features, targets = to_tensors(federation.data.clients[client], device)
+        size, seed = len(features), federation.experiment.seed
+        order = stream(seed, Purpose.CANARIES, client=client).permutation(size)
+        has_canary = order < (size + 1) // 2
         spares = max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - size)  # of no example
-        gradients, targets = _canary_gradients(
-            federation, client, has_canary, spares=spares, groups=num_canaries(release)
-        )
-        self._gradients, self._loss = gradients, gradients.loss
+        # As in a run, public examples, which are in no batch, decide how gradients are computed.
+        public = to_tensors(public_examples(federation.data, NUM_CHECK_EXAMPLES), device)
+        examples = torch.cat([features, public[0]])
+        bound = (federation.plan.client_privacy or ())[client].privacy.clip_norm
+        steepness = torch.zeros(len(examples), device=device)
+        steepness[:size] = CANARY_SCALE * bound * torch.from_numpy(has_canary)
+        network, loss = _network_and_loss(federation, public[0])
+        groups = num_canaries(release)
+        model = CanaryModel(network, examples, steepness, spares=spares, groups=groups).to(device)
+        checks = torch.arange(size, len(examples), device=device)
+        gradients = gradients_for(model, loss, checks, public[1])
+        self._gradients, self._loss = gradients, loss
         self._without = copy(gradients)  # the same noise, and nothing of the examples
-        self._without.loss = scaled_loss(gradients.loss, 0.0)
-        self._data = torch.arange(size, device=targets.device), targets
+        self._without.loss = scaled_loss(loss, 0.0)
+        self._data = torch.arange(size, device=device), targets
         parameters = gradients.parameters
         self._shared_model = SharedModel(gradients.model, parameters=parameters)
-        groups = release.groups(federation.model.shared.parameters)
-        self._release = with_canaries(release, groups, parameters)
+        of_model = release.groups(federation.model.shared.parameters)
+        self._release = with_canaries(release, of_model, parameters)
         self._view = CanaryView.of(self._release, parameters, MAX_COORDINATES)
         self._has_canary = has_canary[:MAX_COORDINATES]
         self._sampling = release.sampling
@@ -229,27 +239,6 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         bounds = self._release.groups(parameters).bounds[view.groups]
         upload = view.read(moved, self._release, bounds).cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])
-
-
-def _canary_gradients(
-    federation: Federation, client: int, has_canary: Bools, *, spares: int, groups: int
-) -> tuple[PerExampleGradients, Tensor]:
-    """Return (per-example gradients of the client's model with canaries, its targets).
-
-    As in a run, public examples, which are in no batch, decide how gradients are computed.
-    """
-    device, terms = federation.model.device, (federation.plan.client_privacy or ())[client]
-    features, targets = to_tensors(federation.data.clients[client], device)
-    public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
-    check_features, check_targets = to_tensors(public, device)
-    carries = torch.zeros(len(features) + len(check_features), device=device)
-    carries[: len(features)] = torch.from_numpy(has_canary)
-    network, loss = _network_and_loss(federation, check_features)
-    examples = torch.cat([features, check_features])
-    steepness = CANARY_SCALE * terms.privacy.clip_norm * carries
-    model = CanaryModel(network, examples, steepness, spares=spares, groups=groups)
-    checks = torch.arange(len(features), len(carries), device=device)
-    return gradients_for(model.to(device), loss, checks, check_targets), targets
 
 
 def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Module, PerExampleLoss]:

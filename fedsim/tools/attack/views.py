@@ -15,7 +15,6 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.federation.federation import Federation
 from fedsim.tools.attack.observation import Observations
 
@@ -158,7 +157,17 @@ def views_of(
         affordable = federation.plan.steps.rounds_in(client, plan.steps_to_take)
         for number in participation.rounds_of(client)[:affordable]:
             rounds[number - 1].append(client)
-    noise = _noise(federation, plans, known)
+    terms = federation.plan.client_privacy or ()
+    charged = list[float]()  # variance of each client's noise in an upload, up to a common factor
+    for plan, term in zip(plans, terms, strict=True):
+        release = plan.release_as(DpSgdMechanism)
+        deviation = release.noise_multiplier * term.privacy.clip_norm / release.expected_batch
+        charged.append(deviation**2)
+    # The ratio of one client is that of all, since all have the same optimizer.
+    ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
+    noise = [ratio * variance for variance in charged]
+    for client, given in known.items():
+        noise[client] = given.noise
     weights = list(map(float, federation.plan.weights.values))
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
@@ -168,20 +177,3 @@ def views_of(
         view = estimate_views(distribution, client, rounds, noise, weights, delta=delta)
         views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
     return views
-
-
-def _noise(
-    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
-) -> list[float]:
-    terms = federation.plan.client_privacy or ()
-    charged = [
-        (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2
-        for plan, client in zip(plans, terms, strict=True)
-        for release in (plan.release_as(DpSgdMechanism),)
-    ]
-    # The ratio of one client is that of all, since all have the same optimizer.
-    ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
-    return [
-        known[client].noise if client in known else ratio * variance
-        for client, variance in enumerate(charged)
-    ]

@@ -167,9 +167,8 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
                 f"{counts} is gone, and {ledger} has charges: restore {state} as it was after the "
                 "last charge"
             )
-    for path in (state, counts, directory.parent, directory):
-        make_private(path, is_directory=True)
-    with exclusive(directory):
+    with exclusive(directory, state=state):
+        make_private(counts, is_directory=True)
         path = directory / "ledger.jsonl"
         is_new = not path.exists()
         make_private(path)

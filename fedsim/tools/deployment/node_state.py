@@ -80,9 +80,7 @@ def client_ledger(
     """
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
     ledger, stored = directory / _LEDGER, directory / _EXPERIMENT
-    for path in (state, directory.parent, directory):
-        make_private(path, is_directory=True)
-    with exclusive(directory):
+    with exclusive(directory, state=state):
         is_stored = _check_stored(stored, experiment)
         make_private(ledger)
         if claims_seed and not is_stored:
@@ -295,9 +293,7 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     directory = state / f"helper-{helper}"
     path = directory / f"{hashlib.sha256(release.run_id.encode()).hexdigest()}.json"
     try:
-        make_private(state, is_directory=True)
-        make_private(directory, is_directory=True)
-        with exclusive(directory):
+        with exclusive(directory, state=state):
             if path.exists():
                 refuse_open(path)
                 _check_release(release, path)

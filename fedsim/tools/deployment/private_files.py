@@ -78,8 +78,14 @@ def refuse_open(path: Path, *, is_policy: bool = False) -> None:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Lock a directory against other processes of the node; on Windows only one may run."""
+def exclusive(directory: Path, *, state: Path) -> Iterator[None]:
+    """Create private directories from the node's state to this one, and lock this one.
+
+    The lock holds against other processes of the node; on Windows only one may run.
+    """
+    for path in (*reversed(directory.parents), directory):
+        if path.is_relative_to(state):
+            make_private(path, is_directory=True)
     make_private(directory / _LOCK)
     with (directory / _LOCK).open("r+b") as file, hold(file):
         yield
