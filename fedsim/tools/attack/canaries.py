@@ -88,14 +88,13 @@ class CanaryView:
         return torch.stack(parts).sum(0)
 
 
-def with_canaries(
-    step: DpSgdMechanism, groups: Groups, parameters: FlatParameters
-) -> DpSgdMechanism:
+def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
     """Return the mechanism bound to a `CanaryModel`, with a canary in each of the model's groups.
 
     If the groups are no patterns, the only canary is a further layer of the model.
     """
-    if not isinstance(step.clipping, PatternClipping):
+    groups = step.bound_groups
+    if groups is None or not isinstance(step.clipping, PatternClipping):
         return replace(step, bound_groups=None).for_model(parameters)
     members = tuple(
         (*group, canary)

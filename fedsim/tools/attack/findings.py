@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from fedsim.accountant import Gaussian
 from fedsim.accountant.checks import Floats
-from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.planning.bounds import json_value
@@ -143,8 +142,7 @@ def _epsilon_of(claim: Claim, sampling: Sampling, mu: float, rate: float) -> flo
         return 0.0
     if isinstance(sampling, PoissonSampling):
         sampling = PoissonSampling(rate)
-    step = DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0)
-    return claim.accounting.epsilon(step.charges(0, claim.steps))
+    return claim.accounting.epsilon(sampling.charges(Gaussian(1.0 / mu), 0, claim.steps))
 
 
 def _scale(interval: Interval, unit: float) -> Interval:

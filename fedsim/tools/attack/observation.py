@@ -197,8 +197,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         self._data = torch.arange(size, device=device), targets
         parameters = gradients.parameters
         self._shared_model = SharedModel(gradients.model, parameters=parameters)
-        of_model = release.groups(federation.model.shared.parameters)
-        self._release = with_canaries(release, of_model, parameters)
+        self._release = with_canaries(release, parameters)
         self._view = CanaryView.of(self._release, parameters, MAX_COORDINATES)
         self._has_canary = has_canary[:MAX_COORDINATES]
         self._sampling = release.sampling
