@@ -260,11 +260,9 @@ class _Comparison:
         )
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client in the replay, without the first `after` charges."""
         return tuple(self.charges.get(client, [])[after:])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Add charges of the replay, in their order."""
         for charge in charges:
             self.charges.setdefault(charge.client, []).append(charge)
 

@@ -126,9 +126,8 @@ def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> It
             "this client without noise: set privacy.trust to local or distributed"
         )
     secure = experiment.secure_aggregation
-    if trust == policy.trust == "distributed" and (
-        secure is None or not secure.keys.client_fingerprints
-    ):
+    pinned = secure.keys.client_fingerprints if secure else ()
+    if trust == policy.trust == "distributed" and not pinned:
         yield (
             "trust is distributed, and without secure_aggregation.keys.client_fingerprints a "
             "server could make all other clients of a sum up: name the fingerprints of all clients "
