@@ -38,7 +38,7 @@ from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum, OpenedSums
 from fedsim.simulation.engine import FIRST_NODE
-from fedsim.simulation.engines import LocalEngine, LocalGrid
+from fedsim.simulation.engines import DirectChannel, LocalEngine, LocalGrid
 
 # Trackers change no result, and the plug-in file of a user's own tracker may be gone.
 _WITHOUT_TRACKERS = {"runtime.trackers": []}
@@ -76,9 +76,7 @@ def replay_run(
     federation = _federation(directory, base, phases)
     rounds = _read_recorded(directory)
     _refuse_other_conditions(directory, federation, rounds)
-    journal = _MemoryJournal()
-    federation = replace(federation, journal=cast("Any", journal))
-    return _Comparison(directory, federation, journal, rounds, phases).run()
+    return _Comparison(directory, federation, rounds, phases).run()
 
 
 def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
@@ -120,9 +118,9 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
 @dataclass(frozen=True)
 class _RecordedRound:
     number: int  # from 1
-    row: RoundRow | None = None  # its line of rounds.jsonl; None if it was interrupted
-    releases: Releases | None = None  # its line of releases.jsonl; None likewise
-    charges: Mapping[int, Charge] = field(default_factory=dict)  # by client
+    row: RoundRow  # its line of rounds.jsonl; empty if it was interrupted
+    releases: Releases | None  # its line of releases.jsonl; None likewise
+    charges: Mapping[int, Charge]  # by client
 
     @property
     def uploads(self) -> Mapping[int, str]:
@@ -132,50 +130,34 @@ class _RecordedRound:
     @cached_property
     def participants(self) -> frozenset[int]:
         """Numbers of the clients whose updates are in the average of the round."""
-        return frozenset(() if self.row is None else self.row["participants"])
+        return frozenset(self.row.get("participants", ()))
 
     @cached_property
     def asked(self) -> frozenset[int]:
         """Numbers of the clients that trained: with a charge, an upload or an averaged update."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
-    @property
-    def given_up(self) -> str | None:
-        return None if self.row is None else given_up(self.row)
-
     @cached_property
     def answers(self) -> Mapping[int, TrainAnswer]:
         """The recorded failure or withdrawal of each client without an averaged update."""
-        if self.row is None:
-            return {}
-        failed = {row["client"]: ClientError(str(row["reason"])) for row in self.row["failed"]}
-        reasons = {row["client"]: str(row["reason"]) for row in self.row["withdrawn"]}
-        return failed | {client: Withdrawal(client, text) for client, text in reasons.items()}
+        failed, withdrawn = self.row.get("failed", ()), self.row.get("withdrawn", ())
+        return {row["client"]: ClientError(str(row["reason"])) for row in failed} | {
+            row["client"]: Withdrawal(row["client"], str(row["reason"])) for row in withdrawn
+        }
 
 
 def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
     """Return the recorded rounds of a run, from round 1 to the last round with any record."""
     files, charges = RunFiles(directory), defaultdict[int, dict[int, Charge]](dict)
-    rows = {row["round"]: row for row in files.rounds}
+    rows, interrupted = {row["round"]: row for row in files.rounds}, cast("RoundRow", {})
     releases = {release.round: release for release in files.releases}
     for charge in files.all_charges:
         charges[charge.round_number][charge.client] = charge
     last = max([0, *rows, *releases, *charges])
-    return [_RecordedRound(n, rows.get(n), releases.get(n), charges[n]) for n in range(1, last + 1)]
-
-
-@dataclass
-class _MemoryJournal:
-    """A ledger in memory that holds the charges of a replay: of each client, oldest first."""
-
-    charges: dict[int, list[Charge]] = field(default_factory=dict)
-
-    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        return tuple(self.charges.get(client, [])[after:])
-
-    def append_all(self, charges: Sequence[Charge]) -> None:
-        for charge in charges:
-            self.charges.setdefault(charge.client, []).append(charge)
+    return [
+        _RecordedRound(number, rows.get(number, interrupted), releases.get(number), charges[number])
+        for number in range(1, last + 1)
+    ]
 
 
 _UNKNOWN = ClientError("nothing of this client was recorded")
@@ -201,20 +183,18 @@ class _ReplayGrid(LocalGrid):
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
         """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
-        failures, channel = self._replay.failures, super().direct_channel()
-        failures.clear()
-        if not requests or channel is None:
-            return
-        recorded = self._replay.rounds[next(iter(requests.values())).round_number - 1]
+        replay, channel = self._replay, cast("DirectChannel", super().direct_channel())
+        replay.failures.clear()
+        recorded = replay.rounds[replay.finished]
         # In secret participation the record names no participants, so every drawn client trains.
-        is_secret = self._replay.federation.plan.participation.is_secret
+        is_secret = replay.federation.plan.participation.is_secret
         asked = {n: r for n, r in requests.items() if n - FIRST_NODE in recorded.asked}
         for node in requests.keys() - asked.keys():
             yield node, recorded.answers.get(node - FIRST_NODE, _UNKNOWN)
         for node, answer in channel.train(asked, timeout=timeout):
             client = node - FIRST_NODE
             if isinstance(answer, ClientError):
-                failures[client] = answer.reason
+                replay.failures[client] = answer.reason
             released = recorded.uploads if isinstance(answer, TrainReply) else ()
             came = client in (released or recorded.participants) or is_secret
             yield node, answer if came else recorded.answers.get(client, _UNKNOWN)
@@ -244,13 +224,13 @@ class _EndOfRecordError(Exception):
 
 @dataclass
 class _Comparison:
-    """A replay in progress: it runs the federation again and compares each round."""
+    """A replay in progress: it runs the federation, is its ledger, and compares each round."""
 
     directory: RunDirectory
-    federation: Federation  # assembled from the run's experiment; charges `journal`
-    journal: _MemoryJournal
+    federation: Federation  # assembled from the run's experiment
     rounds: Sequence[_RecordedRound]
     phases: Phases
+    charges: dict[int, list[Charge]] = field(default_factory=dict)  # by client, oldest first
     failures: dict[int, str] = field(default_factory=dict)  # in the current round, by client
     finished: int = 0  # rounds that were compared
     problems: list[str] = field(default_factory=list)
@@ -279,11 +259,18 @@ class _Comparison:
             problems=tuple(self.problems),
         )
 
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        return tuple(self.charges.get(client, [])[after:])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        for charge in charges:
+            self.charges.setdefault(charge.client, []).append(charge)
+
     def _begin_round(self) -> None:
         self.phases.begin(f"replaying round {self.finished + 1} of {len(self.rounds)}")
 
     def _execute(self) -> None:
-        federation = self.federation
+        federation = replace(self.federation, journal=cast("Any", self))
         server = server_app(
             federation,
             start=ServerState(federation.initial_arrays()),
@@ -291,15 +278,15 @@ class _Comparison:
             on_stop=lambda reason: None,
             ledgers=None,
             opened_sums=OpenedSums(save=self._refuse_used_noise),
-            given_up={r.number: r.given_up for r in self.rounds if r.given_up is not None},
+            given_up={r.number: why for r in self.rounds if (why := given_up(r.row)) is not None},
         )
         app = client_app(federation, self._block_of)
         LocalEngine(partial(_ReplayGrid, replay=self)).execute(server, app, federation.num_nodes)
 
     def _refuse_used_noise(self, opened: OpenedSum) -> None:
         """Refuse the noise of a round that the run gave up without it: another sum had got it."""
-        recorded = self.rounds[opened.round_number - 1]
-        reason, row = recorded.given_up, recorded.row or {}
+        row = self.rounds[opened.round_number - 1].row
+        reason = given_up(row)
         if reason is not None and row.get("update_norm") is None:
             raise AlreadyAnsweredError(reason, round_number=opened.round_number)
 
@@ -322,7 +309,7 @@ class _Comparison:
     def _differences(self, report: RoundReport) -> Iterator[str]:
         recorded = self.rounds[report.round_number - 1]
         where = f"round {recorded.number}"
-        last = [charges[-1] for charges in self.journal.charges.values()]
+        last = [charges[-1] for charges in self.charges.values()]
         charges = {c.client: c for c in last if c.round_number == recorded.number}
         for client in sorted(recorded.asked | charges.keys()):
             difference = _charge_difference(recorded.charges.get(client), charges.get(client))
@@ -333,7 +320,7 @@ class _Comparison:
                 failed = self.failures.get(client)
                 because = "" if failed is None else f" (it failed in the replay: {failed})"
                 yield f"client {client}, {where}: {difference}{because}"
-        if recorded.row is not None and set(report.clients.participants) != recorded.participants:
+        if recorded.row and set(report.clients.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
         if recorded.releases is not None and report.model.digest != recorded.releases.model:
             secret = self.federation.plan.participation.is_secret
@@ -357,10 +344,10 @@ class _Comparison:
 
 
 def _charge_difference(recorded: Charge | None, replayed: Charge | None) -> str | None:
-    if recorded is None or replayed is None:
-        if recorded is replayed:
-            return None
-        return "was charged, and not in the replay" if replayed is None else "was not charged"
+    if recorded is None:
+        return None if replayed is None else "was not charged"
+    if replayed is None:
+        return "was charged, and not in the replay"
     if recorded.hash == replayed.hash:
         return None
     if recorded.ledger.entries != replayed.ledger.entries or recorded.steps != replayed.steps:

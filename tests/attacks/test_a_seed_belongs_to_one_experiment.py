@@ -4,15 +4,17 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.experiment import load_experiment
-from fedsim.tools.deployment.node_state import claim_seed
+from fedsim.tools.deployment.node_state import client_ledger
 from fedsim.tools.deployment.private_files import DeploymentError
 
+claim_seed = partial(client_ledger, claims_seed=True)
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
 
 EXPERIMENT: dict[str, Any] = {

@@ -135,7 +135,7 @@ def test_a_right_share_passes(sections: dict[str, Any]) -> None:
 
 def views_of(audit: Audit) -> dict[str, ClientAudit]:
     assert len({one.client for one in audit.clients}) == 1
-    return {one.against: one for one in audit.clients}
+    return {one.claim.against: one for one in audit.clients}
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_an_audit_certifies_no_more_than_each_claim(
     found = audit_experiment(loaded, clients=1, steps=200, confidence=CONFIDENCE)
     assert found.violations == ()
     expected = {"local": ["server"], "distributed": ["sums", "server"], "central": ["models"]}
-    assert [one.against for one in found.clients] == expected[trust]
+    assert [one.claim.against for one in found.clients] == expected[trust]
     for one in found.clients:
         claimed = one.claim.epsilon
         least = 0.2 if poisson or "adjacency" in privacy else 0.65  # the audit has power
@@ -142,7 +142,7 @@ def test_an_audit_finds_noise_that_is_a_tenth_too_small(
     less_noise(0.9)(monkeypatch)
     found = audit_experiment(experiment(trust), clients=1, steps=60, confidence=CONFIDENCE)
     for one in found.clients:
-        assert any("of what is charged" in text for text in one.violations), one.against
+        assert any("of what is charged" in text for text in one.violations), one.claim.against
 
 
 @slow
@@ -151,4 +151,4 @@ def test_an_audit_finds_a_bound_that_does_not_hold(monkeypatch: pytest.MonkeyPat
     loose_bound(monkeypatch)
     found = audit_experiment(experiment("distributed"), clients=1, steps=60, confidence=CONFIDENCE)
     for one in found.clients:
-        assert any("times the clipping bound" in text for text in one.violations), one.against
+        assert any("times the clipping bound" in text for text in one.violations), one.claim.against

@@ -98,7 +98,7 @@ def test_an_audit_certifies_no_more_than_the_claim() -> None:
     found = audit_experiment(experiment(), clients=1, steps=600, confidence=CONFIDENCE)
     assert found.violations == ()
     (view,) = found.clients
-    assert view.against == "models"
+    assert view.claim.against == "models"
     assert 0.85 * view.claim.epsilon < view.findings.epsilon <= view.claim.epsilon
 
 

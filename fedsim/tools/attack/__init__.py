@@ -1,6 +1,5 @@
 """Privacy audit by attacks (`fedsim audit`): measured leakage of each client, and its claimed ε."""
 
-import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,6 +7,7 @@ import click
 
 from fedsim.cli.options import (
     command_imports,
+    fail,
     json_option,
     overrides_argument,
     print_json,
@@ -65,7 +65,5 @@ def audit_command(
         print_json(result.to_json())
     else:
         print_audit(result)
-    for violation in result.violations:
-        click.echo(violation, err=True)
     if result.violations:
-        sys.exit(ExitCode.FAILED)
+        fail("\n".join(result.violations), ExitCode.FAILED)

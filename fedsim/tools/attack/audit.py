@@ -8,31 +8,23 @@ evidence, not proof. docs/howto/attack.md has the limits.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 from rich.console import Console
 from rich.table import Table
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.planning.alternatives import privacy_of
 from fedsim.report.terminal import figure_table, print_sentence, print_table
-from fedsim.tools.attack.adversaries import Adversary, adversaries_of
+from fedsim.tools.attack.adversaries import Claim, claims_of
 from fedsim.tools.attack.evidence import Interval, correlation_interval
-from fedsim.tools.attack.findings import (
-    NUM_INTERVAL_ENDS,
-    Audit,
-    Claim,
-    ClientAudit,
-    measure_leakage,
-)
+from fedsim.tools.attack.findings import NUM_INTERVAL_ENDS, Audit, ClientAudit, measure_leakage
 from fedsim.tools.attack.observation import ExampleRounds, UpdateRounds
 from fedsim.tools.attack.views import views_of
 
@@ -62,15 +54,19 @@ def audit_experiment(
     with plugin_calls("a plug-in failed in the audit", mixed=not loaded.experiment.plugins):
         federation = assemble(loaded, ledger=None, phases=phases)
         chosen = _choose_clients(federation, clients)
-        num_views = sum(len(adversaries) for _, adversaries in chosen)
+        num_views = sum(len(claims) for _, claims in chosen)
         interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
         miss = (1.0 - confidence) / interval_ends
-        audited: list[ClientAudit] = []
+        rounds_of = UpdateRounds if kind.protects_client else ExampleRounds
+        audited = list[ClientAudit]()
         with one_thread():
-            for done, (client, adversaries) in enumerate(chosen, start=1):
+            for done, (client, claims) in enumerate(chosen, start=1):
                 phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
-                audit = partial(_audit_client, federation, client, steps=steps, miss=miss)
-                audited += map(audit, adversaries)
+                size = federation.data.clients.size(client)
+                for claim in claims:
+                    seen = rounds_of(federation, client, claim, steps).observe()
+                    findings = measure_leakage(seen, claim, miss=miss)
+                    audited.append(ClientAudit(client, size, claim, findings))
                 phases.end()  # the caller may print
                 on_client(done, len(chosen))
         phases.begin("comparing with the claims")
@@ -90,8 +86,8 @@ def audit_experiment(
         )
 
 
-def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Adversary]]]:
-    """Return (client, its adversaries) for the clients with the largest claimed ε."""
+def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Claim]]]:
+    """Return (client, its claims) for the clients with the largest claimed ε."""
     privacy = federation.experiment.privacy
     if privacy is None or federation.plan.clients is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
@@ -102,7 +98,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
             "privacy.noise_correlation=none"
         )
     claims = [
-        (client, adversaries_of(federation, client))
+        (client, claims_of(federation, client))
         for client, plan in enumerate(federation.plan.clients)
         if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
@@ -113,29 +109,9 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
     return sorted(claims, key=lambda claim: -claim[1][0].epsilon)[:most]
 
 
-def _audit_client(
-    federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
-) -> ClientAudit:
-    plan = (federation.plan.clients or ())[client]
-    rounds_of = UpdateRounds if plan.release.protects_client else ExampleRounds
-    rounds = rounds_of(federation, client, adversary.view, steps)
-    sum_seen = adversary.view if adversary.against == "sums" else None
-    claim = Claim(
-        epsilon=adversary.epsilon,
-        noise=(sum_seen.part.noise_factor if sum_seen else 1.0) * rounds.charged_noise,
-        sampling=rounds.sampling,
-        steps=plan.steps_to_take,
-        accounting=Accounting.of(privacy_of(federation.experiment), plan.delta),
-        is_fixed=rounds.is_fixed,
-    )
-    findings = measure_leakage(rounds.observe(), claim, miss=miss)
-    size = federation.data.clients.size(client)
-    return ClientAudit(client, size, claim, findings, against=adversary.against)
-
-
 def _shared_noise(audited: list[ClientAudit], *, miss: float) -> Iterator[str]:
     """Yield a message for each two consecutive clients whose own releases have correlated noise."""
-    for client, other in pairwise(client for client in audited if client.against == "server"):
+    for client, other in pairwise(client for client in audited if client.claim.against == "server"):
         rows, others = client.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
         interval = correlation_interval(rows[:, :width], others[:, :width], miss=miss)
@@ -173,7 +149,7 @@ def _epsilon_table(audit: Audit) -> Table:
         findings = client.findings
         last = [math.nan] * 3 if client.views is None else vars(client.views).values()
         table.add_row(
-            *[str(client.client), client.against][: len(who)],
+            *[str(client.client), client.claim.against][: len(who)],
             str(client.num_examples),
             epsilon_text(client.claim.epsilon),
             _bound_text(findings.epsilon),
@@ -194,7 +170,7 @@ def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
         if shows_views
         else "steps: estimated, for one who sees every release",
     ]
-    observers = {client.against for client in audit.clients}
+    observers = {client.claim.against for client in audit.clients}
     if observers != {"server"}:
         notes += [text for name, text in _OBSERVERS.items() if name in observers]
     if audit.num_clients > (shown := audit.num_audited):
@@ -205,7 +181,7 @@ def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
 
 def _who(audit: Audit) -> list[str]:
     """Return the headings of the first columns: client, and adversary if any is not the server."""
-    is_server = all(client.against == "server" for client in audit.clients)
+    is_server = all(client.claim.against == "server" for client in audit.clients)
     return ["client"] if is_server else ["client", "against"]
 
 
@@ -216,7 +192,7 @@ def _mechanism_table(audit: Audit) -> Table:
     for client in audit.clients:
         findings, highest = client.findings, client.findings.contribution.high
         table.add_row(
-            *[str(client.client), client.against][: len(who)],
+            *[str(client.client), client.claim.against][: len(who)],
             _interval_text(findings.noise),
             f"{highest:.4f}" if math.isfinite(highest) else "–",
             _interval_text(findings.sampling_rate),

@@ -29,19 +29,12 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
-    Examples with `has_canary` 1 (not 0) have the canary term in their loss. `spares` are canary
-    parameters without an example, whose coordinates show only noise.
+    `steepness` (n,) is the gradient of each example's loss in its canary, 0 without a canary term.
+    `spares` are canary parameters without an example, whose coordinates show only noise.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        examples: Tensor,
-        has_canary: Tensor,
-        bound: float,
-        *,
-        spares: int = 0,
-        groups: int = 1,
+        self, model: nn.Module, examples: Tensor, steepness: Tensor, *, spares: int, groups: int
     ) -> None:
         super().__init__()
         self.model = model
@@ -50,7 +43,7 @@ class CanaryModel(nn.Module):
         for parameter in self.canaries.parameters():
             nn.init.zeros_(parameter)
         self.register_buffer("examples", examples, persistent=False)
-        self.register_buffer("steepness", CANARY_SCALE * bound * has_canary, persistent=False)
+        self.register_buffer("steepness", steepness, persistent=False)
 
     def forward(self, index: Tensor) -> Tensor:
         """Return outputs (n, outputs + 1) for indices (n,); the last one is the canary term."""
@@ -65,62 +58,57 @@ class CanaryModel(nn.Module):
 class CanaryView:
     """The positions of the canary parameters in a flat release, and how to read their values."""
 
-    places: tuple[slice, ...]  # of the observed coordinates, for each parameter group with canaries
-    groups: tuple[int, ...]  # for each slice, the index of its parameter group
+    places: list[slice]  # of the observed coordinates, for each parameter group with canaries
+    groups: slice  # the indices of these groups, which are the last ones
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
         """Find the places of the first `most` canaries in a release, one flat vector."""
-        members = step.groups(parameters).members
-        indices = [index for index, name in enumerate(parameters.names) if is_canary(name)]
-        places = parameters.slices(indices)
+        places = parameters.slices(_canaries(parameters))
+        num_groups = len(step.groups(parameters).bounds)
         return cls(
-            tuple(slice(place.start, min(place.stop, place.start + most)) for place in places),
-            tuple(next(m for m, group in enumerate(members) if i in group) for i in indices),
+            [slice(place.start, min(place.stop, place.start + most)) for place in places],
+            slice(num_groups - len(places), num_groups),
         )
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
         """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""
-        return group_noise_multiplier(self._multipliers(step))
+        return group_noise_multiplier(step.charged_multipliers[self.groups])
 
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
         """Return the value of each observed canary, summed over groups, as float64 (coordinates,).
 
-        `values` are in units of the first group's clip norm; `bounds` are the groups' clip norms.
+        `bounds` are the clip norms of the groups with canaries; `values` are in units of the first.
         """
-        multipliers = self._multipliers(step)
-        total = group_noise_multiplier(multipliers)
-        first = bounds[self.groups[0]]
+        total, multipliers = self.charged_noise(step), step.charged_multipliers[self.groups]
         parts = [
-            values[place].double() * ((total / z) ** 2 * first / bounds[group])
-            for place, group, z in zip(self.places, self.groups, multipliers, strict=True)
+            values[place].double() * ((total / z) ** 2 * bounds[0] / bound)
+            for place, bound, z in zip(self.places, bounds, multipliers, strict=True)
         ]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-    def _multipliers(self, step: DpSgdMechanism) -> list[float]:
-        return [step.charged_multipliers[group] for group in self.groups]
+        return torch.stack(parts).sum(0)
 
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
-    """Return the mechanism bound to a `CanaryModel`, with a canary in each group of parameters."""
-    clipping, groups = step.clipping, step.bound_groups
-    if not isinstance(clipping, PatternClipping) or groups is None:
+    """Return the mechanism bound to a `CanaryModel`, with a canary in each of the model's groups.
+
+    If the groups are no patterns, the only canary is a further layer of the model.
+    """
+    groups = step.bound_groups
+    if groups is None or not isinstance(step.clipping, PatternClipping):
         return replace(step, bound_groups=None).for_model(parameters)
-    canaries = [index for index, name in enumerate(parameters.names) if is_canary(name)]
-    of_model = [index for index in range(len(parameters.names)) if index not in canaries]
     members = tuple(
-        (*(of_model[index] for index in group), canary)
-        for group, canary in zip(groups.members, canaries, strict=True)
+        (*group, canary)
+        for group, canary in zip(groups.members, _canaries(parameters), strict=True)
     )
-    sizes = tuple(sum(parameters.sizes[i] for i in group) for group in members)
+    sizes = tuple(sum(parameters.sizes[index] for index in group) for group in members)
     return replace(step, bound_groups=Groups(members, groups.bounds, sizes))
 
 
-def num_groups(step: DpSgdMechanism) -> int:
-    """Return the number of parameter groups that have canaries."""
+def _canaries(parameters: FlatParameters) -> list[int]:
+    """Return the indices of the canary parameters, which follow those of the model."""
+    return [i for i, name in enumerate(parameters.names) if name.startswith("canaries.")]
+
+
+def num_canaries(step: DpSgdMechanism) -> int:
+    """Return the number of canary parameters: one for each pattern that groups parameters."""
     return len(step.clipping.patterns) if isinstance(step.clipping, PatternClipping) else 1
-
-
-def is_canary(name: str) -> bool:
-    """Return whether a parameter of a `CanaryModel` is a canary parameter."""
-    return name.startswith("canaries.")

@@ -112,8 +112,6 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
     The interval is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), valid for any n. It is
     conservative if σ is estimated from the noise itself.
     """
-    if noise.size == 0:
-        return Interval(math.nan, 0.0, 1.0)
     claimed = ndtr(noise / deviation)
     steps = np.arange(noise.size + 1) / noise.size
     distance = max(float((steps[1:] - claimed).max()), float((claimed - steps[:-1]).max()))

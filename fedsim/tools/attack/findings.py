@@ -3,19 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
+from fedsim.accountant import Gaussian
 from fedsim.accountant.checks import Floats
-from fedsim.accountant.trust import Observer as Against
-from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.planning.bounds import json_value
+from fedsim.tools.attack.adversaries import Claim
 from fedsim.tools.attack.evidence import (
     Interval,
     correlation_interval,
@@ -33,18 +32,6 @@ _CONTRIBUTION_TOLERANCE = 1e-3
 _THRESHOLDS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of noise, in charged deviations from the best one
 _RUN_QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)  # of scores without a canary
 _SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The mechanism and the ε that a client is charged for, which the audit tests."""
-
-    epsilon: float  # after all steps
-    noise: float  # charged σ / C (noise deviation over clip norm) on the canaries' coordinates
-    sampling: Sampling
-    steps: int  # of the whole run
-    accounting: Accounting
-    is_fixed: bool  # all steps have the same clip norm
 
 
 @dataclass(frozen=True)
@@ -77,25 +64,26 @@ def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Finding
     noise = np.sort(rows, axis=None)
     deviation = deviation_interval(noise, miss=miss)
     rate = _sampling_rate(seen, miss=miss)
-    thresholds = [0.5 * shift + claim.noise * place for place in _THRESHOLDS]
-    estimate = _epsilon_of(claim, shift / deviation.estimate, rate.estimate) if shift else math.nan
+    thresholds = [0.5 * shift + seen.charged_noise * place for place in _THRESHOLDS]
+    of_run = partial(_epsilon_of, claim, seen.sampling)
+    estimate = of_run(shift / deviation.estimate, rate.estimate) if shift else math.nan
     mu = shift_lower_bound(noise, contribution.low, thresholds, miss=miss) if shift else 0.0
     return Findings(
-        epsilon=_epsilon_of(claim, mu, rate.low),
+        epsilon=of_run(mu, rate.low),
         epsilon_of_runs=_epsilon_of_runs(seen, claim, miss=miss),
         epsilon_estimate=estimate,
-        noise=_scale(deviation, claim.noise),
+        noise=_scale(deviation, seen.charged_noise),
         noise_distance=distance_to_normal(noise, deviation.estimate, miss=miss),
         contribution=contribution,
         contribution_limit=1.0 + _CONTRIBUTION_TOLERANCE + seen.contribution_error,
-        sampling_rate=_scale(rate, claim.sampling.sampling_rate),
-        count_variance=_count_variance(seen, claim.sampling, miss=miss),
+        sampling_rate=_scale(rate, seen.sampling.sampling_rate),
+        count_variance=_count_variance(seen, miss=miss),
         noise_correlations=tuple(
             correlation_interval(rows[lag:], rows[:-lag], miss=miss)
             for lag in (1, seen.round_steps)
         ),
         noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
-        uploads=UploadDistribution.of(seen) if claim.is_fixed else None,
+        uploads=UploadDistribution.of(seen),
     )
 
 
@@ -130,12 +118,13 @@ def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
     return replace(pooled, low=max(pooled.low, exposed.low))
 
 
-def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
+def _count_variance(seen: Observations, *, miss: float) -> Interval:
     """Return the variance of how often examples were drawn, over the variance by Poisson sampling.
 
     Only the upper end is used: shuffled epochs have almost no variance. It is conservative, because
     the mean of squares is skewed to the right.
     """
+    sampling = seen.sampling
     if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
         return Interval(1.0, 1.0, 1.0)
     (steps, examples), rate = seen.drawn.shape, sampling.rate
@@ -147,15 +136,13 @@ def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> I
     return Interval(estimate, estimate - margin, estimate + margin)
 
 
-def _epsilon_of(claim: Claim, mu: float, rate: float) -> float:
+def _epsilon_of(claim: Claim, sampling: Sampling, mu: float, rate: float) -> float:
     """Return ε of the claimed run, with μ and the sampling rate replaced."""
     if mu == 0.0:
         return 0.0
-    sampling = claim.sampling
     if isinstance(sampling, PoissonSampling):
         sampling = PoissonSampling(rate)
-    step = DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0)
-    return claim.accounting.epsilon(step.charges(0, claim.steps))
+    return claim.accounting.epsilon(sampling.charges(Gaussian(1.0 / mu), 0, claim.steps))
 
 
 def _scale(interval: Interval, unit: float) -> Interval:
@@ -202,7 +189,6 @@ class ClientAudit:
     claim: Claim
     findings: Findings
     views: ObservedViews | None = None  # None if no upload was measured, or sums are seen
-    against: Against = "server"  # see `Adversary`
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -215,7 +201,7 @@ class ClientAudit:
         views = vars(self.views or ObservedViews(math.nan, math.nan, math.nan))
         content = {
             "client": self.client,
-            "against": self.against,
+            "against": self.claim.against,
             "examples": self.num_examples,
             "delta": self.claim.accounting.delta,
             "epsilon_claimed": self.claim.epsilon,
@@ -247,11 +233,10 @@ class Audit:
     @property
     def violations(self) -> tuple[str, ...]:
         """One message for each measurement that contradicts a claim; also all of `shared_noise`."""
-        lines = [
-            f"client {row.client}{'' if row.against == 'server' else f', in {row.against}'}: {text}"
-            for row in self.clients
-            for text in row.violations
-        ]
+        lines = list[str]()
+        for row in self.clients:
+            where = "" if row.claim.against == "server" else f", in {row.claim.against}"
+            lines += [f"client {row.client}{where}: {text}" for text in row.violations]
         return (*lines, *self.shared_noise)
 
     @property

@@ -22,7 +22,7 @@ from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
-from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.contract import Mechanism, SummedMechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
@@ -30,15 +30,16 @@ from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.streams import Purpose, stream
+from fedsim.federation.charged_noise import ServerDraws
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-from fedsim.tools.attack.adversaries import OtherNoise, SumView
+from fedsim.tools.attack.adversaries import Claim
 from fedsim.tools.attack.canaries import (
     CANARY_SCALE,
     CanaryModel,
     CanaryView,
-    num_groups,
+    num_canaries,
     with_canaries,
 )
 
@@ -59,26 +60,16 @@ class Observations:
 
     released: Floats  # in the noisy sum of each step (steps, coordinates), over its clip norm C
     drawn: Bools  # whether an example was in a step's batch (steps, examples)
-    has_canary: Bools  # (examples,); a canary adds at most 1 to `released`
+    inside: Bools  # whether a coordinate's canary was in a step's batch (steps, coordinates)
+    is_member: Bools  # whether a coordinate's canary is in the client's data (coordinates,)
     contributions: Floats  # measured values that canaries added to sums (n,), in units of C
     contribution_error: float  # largest rounding error of a contribution, in units of C
     uploads: Floats  # in each round's update (rounds, coordinates); canaries add > 0
     signals: Floats  # what gradients without noise add to `uploads` (rounds, canaries)
+    is_fixed: bool  # single uploads can be compared, since all rounds have one clip norm
     round_steps: int  # steps of a round
-
-    @property
-    def inside(self) -> Bools:
-        """Whether a coordinate's canary was in a step's batch, bool (steps, coordinates)."""
-        return np.pad(self.drawn & self.has_canary, ((0, 0), (0, self._num_spares)))
-
-    @property
-    def is_member(self) -> Bools:
-        """Whether a coordinate's canary is in the client's data, bool (coordinates,)."""
-        return np.pad(self.has_canary, (0, self._num_spares))
-
-    @property
-    def _num_spares(self) -> int:
-        return self.released.shape[1] - self.has_canary.size
+    charged_noise: float  # σ / C (noise deviation over clip norm) on a canary's coordinate
+    sampling: Sampling  # that the client is charged for
 
 
 @dataclass(frozen=True)
@@ -99,17 +90,19 @@ class _Rounds(ABC, Generic[M]):
     measure what it adds. The number of steps is rounded up to whole rounds.
     """
 
-    sampling: Sampling  # that the client is charged for
-    charged_noise: float  # σ / C on a canary's coordinate; need not be the noise that is added
-    is_fixed: bool  # single uploads can be compared, since all rounds have one clip norm
+    _sampling: Sampling
+    _charged_noise: float  # by the client itself; need not be the noise that is added
     _release: M
     _has_canary: Bools
     _shared_model: SharedModel
+    _data: tuple[Tensor, Tensor]  # features, or indices of examples, and targets
+    _gradients: PerExampleGradients | None = None  # None if updates are released
+    _loss: PerExampleLoss
 
-    def __init__(self, federation: Federation, client: int, steps: int, round_steps: int) -> None:
+    def __init__(self, federation: Federation, client: int, claim: Claim, steps: int) -> None:
         experiment, self._plan = federation.experiment, (federation.plan.clients or ())[client]
-        self._federation, self._client, self._round_steps = federation, client, round_steps
-        self._num_rounds = -(-steps // round_steps)
+        self._federation, self._client, self._claim = federation, client, claim
+        self._num_rounds = -(-steps // self._plan.round_steps)
         # Without other views of an example, which is an index in a model with canaries.
         self._local = experiment.local.without_schedule().with_equal_views()
 
@@ -129,58 +122,91 @@ class _Rounds(ABC, Generic[M]):
                 signals.append((whole.upload - noise.upload)[: canaries.size][canaries])
                 largest = max(largest, float(np.abs(whole.released[0]).max()))
             self._release = self._release.resume(seen.adapted_clip_norm)
+        released = np.concatenate([seen.released for seen in observed])
+        drawn = np.concatenate([seen.drawn for seen in observed])
         eps = torch.finfo(self._shared_model.parameters.data.dtype).eps
+        spares, in_sums = (0, released.shape[1] - canaries.size), self._claim.against == "sums"
         return Observations(
-            released=np.concatenate([seen.released for seen in observed]),
-            drawn=np.concatenate([seen.drawn for seen in observed]),
-            has_canary=canaries,
+            released=released,
+            drawn=drawn,
+            inside=np.pad(drawn & canaries, ((0, 0), spares)),
+            is_member=np.pad(canaries, spares),
             contributions=np.concatenate(moved),
             contribution_error=4.0 * eps * largest,  # a difference has the errors of both values
             uploads=np.stack([seen.upload for seen in observed]),
             signals=np.stack(signals),
-            round_steps=self._round_steps,
+            is_fixed=observed[-1].adapted_clip_norm is None,
+            round_steps=self._plan.round_steps,
+            charged_noise=self._charged_noise * (self._plan.noise_factor if in_sums else 1.0),
+            sampling=self._sampling,
         )
 
     @abstractmethod
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
         """Train one round with content, or only noise (None: as in a run); return what is seen."""
 
+    def _noise_of_others(self, number: int, *, secure: bool) -> Tensor:
+        """Return the sum of all other parties' noise in a round, as integers in float64 (size,)."""
+        federation, parameters = self._federation, self._shared_model.parameters
+        experiment, plans = federation.experiment, federation.plan.clients or ()
+        none = self._data[0][:0], self._data[1][:0]  # others train without examples
+        total = torch.zeros(parameters.size, dtype=torch.float64, device=none[0].device)
+        if self._claim.against == "models":
+            seed = None if secure else experiment.seed
+            total += ServerDraws(federation, parameters.size, seed=seed).of_round(number)
+        members = list[BlockMember]()
+        for client in self._claim.others:
+            release = plans[client].release_as(SummedMechanism).for_model(parameters)
+            key = StreamKey(experiment.seed, client, number)
+            steps = release.steps_of_round(range(1), range(1), has_examples=False)
+            members.append(BlockMember(*none, key, steps, release, secure, self._plan.part))
+        gradients, model = self._gradients, self._shared_model
+        together = gradients is not None and gradients.stacks and members
+        blocks = [members] if together else [[member] for member in members]
+        for block in blocks:
+            trained = block_of(model, self._loss, gradients, experiment.local, block).train()
+            total += trained.values.double().sum(0)
+        return total
+
 
 class ExampleRounds(_Rounds[DpSgdMechanism]):
     """Rounds of one client, half of whose examples have a canary of their own."""
 
-    def __init__(
-        self, federation: Federation, client: int, view: SumView | None, steps: int
-    ) -> None:
-        plan, experiment = (federation.plan.clients or ())[client], federation.experiment
-        super().__init__(federation, client, steps, plan.round_steps)
-        release, size = plan.release_as(DpSgdMechanism), federation.data.clients.size(client)
-        order = stream(experiment.seed, Purpose.CANARIES, client=client).permutation(size)
+    def __init__(self, federation: Federation, client: int, claim: Claim, steps: int) -> None:
+        super().__init__(federation, client, claim, steps)
+        release, device = self._plan.release_as(DpSgdMechanism), federation.model.device
+        features, targets = to_tensors(federation.data.clients[client], device)
+        size, seed = len(features), federation.experiment.seed
+        order = stream(seed, Purpose.CANARIES, client=client).permutation(size)
         has_canary = order < (size + 1) // 2
         spares = max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - size)  # of no example
-        gradients, self._targets = _canary_gradients(
-            federation, client, has_canary, spares=spares, groups=num_groups(release)
-        )
-        self._gradients = gradients
+        # As in a run, public examples, which are in no batch, decide how gradients are computed.
+        public = to_tensors(public_examples(federation.data, NUM_CHECK_EXAMPLES), device)
+        examples = torch.cat([features, public[0]])
+        bound = (federation.plan.client_privacy or ())[client].privacy.clip_norm
+        steepness = torch.zeros(len(examples), device=device)
+        steepness[:size] = CANARY_SCALE * bound * torch.from_numpy(has_canary)
+        network, loss = _network_and_loss(federation, public[0])
+        groups = num_canaries(release)
+        model = CanaryModel(network, examples, steepness, spares=spares, groups=groups).to(device)
+        checks = torch.arange(size, len(examples), device=device)
+        gradients = gradients_for(model, loss, checks, public[1])
+        self._gradients, self._loss = gradients, loss
         self._without = copy(gradients)  # the same noise, and nothing of the examples
-        self._without.loss = scaled_loss(gradients.loss, 0.0)
-        self._index = torch.arange(size, device=self._targets.device)
-        self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
-        self._release = with_canaries(release, gradients.parameters)
-        self._view = CanaryView.of(self._release, gradients.parameters, MAX_COORDINATES)
-        first = self._view.places[0]
-        self._has_canary = has_canary[: first.stop - first.start]
-        self._others = view and OtherNoise(
-            federation, view, gradients, self._targets, self._shared_model, gradients.loss
-        )
-        self.sampling = self._release.sampling
-        self.charged_noise = self._view.charged_noise(self._release)
-        self.is_fixed = self._release.clipping.adapted_clip_norm is None
+        self._without.loss = scaled_loss(loss, 0.0)
+        self._data = torch.arange(size, device=device), targets
+        parameters = gradients.parameters
+        self._shared_model = SharedModel(gradients.model, parameters=parameters)
+        self._release = with_canaries(release, parameters)
+        self._view = CanaryView.of(self._release, parameters, MAX_COORDINATES)
+        self._has_canary = has_canary[:MAX_COORDINATES]
+        self._sampling = release.sampling
+        self._charged_noise = self._view.charged_noise(self._release)
 
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
-        rows: list[tuple[Floats, Bools]] = []
-        others = self._others
-        added = others and others.of_round(number, secure=secure)[self._view.places[0]]
+        rows, parameters = list[tuple[Floats, Bools]](), self._shared_model.parameters
+        unit, view = self._claim.step_length, self._view
+        added = 0.0 if unit is None else self._noise_of_others(number, secure=secure)
 
         def record(
             batches: Sequence[np.ndarray | None],
@@ -190,49 +216,28 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
             (batch,), (mechanism,) = batches, used
             if batch is None or mechanism is None:
                 return
-            if others is None or added is None:
-                bounds = mechanism.groups(self._gradients.parameters).bounds
-                seen = self._view.read(released[0], mechanism, bounds)
-                seen = seen * (mechanism.expected_batch / bounds[self._view.groups[0]])
-            else:
-                seen = released[0, self._view.places[0]]  # of sums, whose clients have one group
-                seen = (seen.double() + added) * others.view.step_length
+            if unit is None:
+                bounds = mechanism.groups(parameters).bounds[view.groups]
+                seen = view.read(released[0], mechanism, bounds)
+                seen = seen * (mechanism.expected_batch / bounds[0])
+            else:  # of sums, whose clients have one group
+                seen = (released[0].double() + added)[view.places[0]] * unit
             rows.append((seen.cpu().numpy(), np.isin(np.arange(self._has_canary.size), batch)))
 
         key = StreamKey(self._federation.experiment.seed, self._client, number)
-        steps = range((number - 1) * self._round_steps, number * self._round_steps)
-        data, part = (self._index, self._targets), self._plan.part
-        member = BlockMember(*data, key, steps, self._release, secure, part)
+        round_steps = self._plan.round_steps
+        steps = range((number - 1) * round_steps, number * round_steps)
+        member = BlockMember(*self._data, key, steps, self._release, secure, self._plan.part)
         gradients = self._without if has_content is False else self._gradients
-        block = block_of(self._shared_model, gradients.loss, gradients, self._local, [member])
+        block = block_of(self._shared_model, self._loss, gradients, self._local, [member])
         result = block.train(record)
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
-        if others is not None:  # the integers are the upload
+        if unit is not None:  # the integers are the upload
             return _Round(released, drawn, released[0], None)
         moved = self._shared_model.start_values - result.values[0]
-        bounds = self._release.groups(self._gradients.parameters).bounds
-        upload = self._view.read(moved, self._release, bounds).cpu().numpy()
+        bounds = self._release.groups(parameters).bounds[view.groups]
+        upload = view.read(moved, self._release, bounds).cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])
-
-
-def _canary_gradients(
-    federation: Federation, client: int, has_canary: Bools, *, spares: int, groups: int
-) -> tuple[PerExampleGradients, Tensor]:
-    """Return (per-example gradients of the client's model with canaries, its targets).
-
-    As in a run, public examples, which are in no batch, decide how gradients are computed.
-    """
-    device, bound = federation.model.device, (federation.plan.client_privacy or ())[client]
-    features, targets = to_tensors(federation.data.clients[client], device)
-    public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
-    check_features, check_targets = to_tensors(public, device)
-    carries = torch.zeros(len(features) + len(check_features), device=device)
-    carries[: len(features)] = torch.from_numpy(has_canary)
-    network, loss = _network_and_loss(federation, check_features)
-    examples, clip_norm = torch.cat([features, check_features]), bound.privacy.clip_norm
-    model = CanaryModel(network, examples, carries, clip_norm, spares=spares, groups=groups)
-    checks = torch.arange(len(features), len(carries), device=device)
-    return gradients_for(model.to(device), loss, checks, check_targets), targets
 
 
 def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Module, PerExampleLoss]:
@@ -265,27 +270,20 @@ class CanaryClient(nn.Module):
 class UpdateRounds(_Rounds[UpdateMechanism]):
     """Rounds of a client whose whole data are one canary; the charge assumes Poisson lots."""
 
-    is_fixed = False
-
-    def __init__(
-        self, federation: Federation, client: int, view: SumView | None, steps: int
-    ) -> None:
-        super().__init__(federation, client, steps, 1)
-        release = self._plan.release_as(UpdateMechanism)
+    def __init__(self, federation: Federation, client: int, claim: Claim, steps: int) -> None:
+        super().__init__(federation, client, claim, steps)
+        release, device = self._plan.release_as(UpdateMechanism), federation.model.device
         self._has_canary = np.ones(1, dtype=bool)
-        self._data = to_tensors(federation.data.clients[client], federation.model.device)
+        self._data = to_tensors(federation.data.clients[client], device)
         rate = federation.experiment.local.optimizer.lr
         network, self._loss = _network_and_loss(federation, self._data[0])
         model = CanaryClient(network, CANARY_SCALE * release.max_update_norm / rate)
-        self._shared_model = SharedModel(model.to(federation.model.device))
+        self._shared_model = SharedModel(model.to(device))
         parameters = self._shared_model.parameters
         self._release = release.for_model(parameters)
         (self._place,) = parameters.slices([parameters.names.index("canaries")])
-        self._others = view and OtherNoise(
-            federation, view, None, self._data[1], self._shared_model, self._loss
-        )
-        self.sampling = PoissonSampling(self._plan.release.sampling_rate)
-        self.charged_noise = self._release.charged_multipliers[0]
+        self._sampling = PoissonSampling(self._plan.release.sampling_rate)
+        self._charged_noise = self._release.charged_multipliers[0]
 
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
         federation, draws = self._federation, self._federation.plan.participation
@@ -298,9 +296,9 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         member = BlockMember(features, targets, key, steps, self._release, secure, part)
         result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
-        if (others := self._others) is None:
+        if (unit := self._claim.step_length) is None:
             seen = (seen - self._shared_model.start_values) / self._release.max_update_norm
         else:
-            seen = (seen + others.of_round(number, secure=secure)) * others.view.step_length
+            seen = (seen + self._noise_of_others(number, secure=secure)) * unit
         upload = -seen[self._place].cpu().numpy()
         return _Round(upload[np.newaxis], np.array([[has_content]]), upload, None)

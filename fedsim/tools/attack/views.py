@@ -15,7 +15,6 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.federation.federation import Federation
 from fedsim.tools.attack.observation import Observations
 
@@ -47,17 +46,15 @@ def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
 def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
 
-    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement.
+    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement. Below all
+    roots it has the sign of a, else of −b, else of c, and each root changes the sign.
     """
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2
     c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
-    total = 0.0
-    for low, high in pairwise([-math.inf, *_roots(a, b, c), math.inf]):
-        inner = _between(low, high)
-        if (a * inner + b) * inner + c > 0.0:
-            total += _mass(low, high, shift, p, q, epsilon)
-    return total
+    intervals = list(pairwise([-math.inf, *_roots(a, b, c), math.inf]))
+    first = 0 if (a or -b or c) > 0.0 else 1
+    return sum((_mass(*ends, shift, p, q, epsilon) for ends in intervals[first::2]), 0.0)
 
 
 def _roots(a: float, b: float, c: float) -> list[float]:
@@ -66,15 +63,7 @@ def _roots(a: float, b: float, c: float) -> list[float]:
     if square <= 0.0:
         return []
     stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
-    points = [c / stable] if stable else []
-    return sorted([*points, stable / a] if a else points)
-
-
-def _between(low: float, high: float) -> float:
-    """Return a point inside an interval, whose ends may be infinite."""
-    if math.isinf(low):
-        return 0.0 if math.isinf(high) else high - abs(high) - 1.0
-    return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
+    return sorted([c / stable, stable / a] if a else [c / stable])
 
 
 def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:
@@ -102,9 +91,9 @@ class UploadDistribution:
 
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
-        """Return the measured distribution; None if too few values were measured."""
+        """Return the measured distribution; None if too few values of one law were measured."""
         outside, signals = seen.uploads[:, ~seen.is_member], seen.signals
-        if signals.size < 2 or outside.size == 0:
+        if not seen.is_fixed or signals.size < 2 or outside.size == 0:
             return None
         noise = float(np.square(outside).mean())
         return cls(float(signals.mean()), float(signals.var()), noise)
@@ -168,7 +157,17 @@ def views_of(
         affordable = federation.plan.steps.rounds_in(client, plan.steps_to_take)
         for number in participation.rounds_of(client)[:affordable]:
             rounds[number - 1].append(client)
-    noise = _noise(federation, plans, known)
+    terms = federation.plan.client_privacy or ()
+    charged = list[float]()  # variance of each client's noise in an upload, up to a common factor
+    for plan, term in zip(plans, terms, strict=True):
+        release = plan.release_as(DpSgdMechanism)
+        deviation = release.noise_multiplier * term.privacy.clip_norm / release.expected_batch
+        charged.append(deviation**2)
+    # The ratio of one client is that of all, since all have the same optimizer.
+    ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
+    noise = [ratio * variance for variance in charged]
+    for client, given in known.items():
+        noise[client] = given.noise
     weights = list(map(float, federation.plan.weights.values))
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
@@ -178,20 +177,3 @@ def views_of(
         view = estimate_views(distribution, client, rounds, noise, weights, delta=delta)
         views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
     return views
-
-
-def _noise(
-    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
-) -> list[float]:
-    terms = federation.plan.client_privacy or ()
-    charged = [
-        (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2
-        for plan, client in zip(plans, terms, strict=True)
-        for release in (plan.release_as(DpSgdMechanism),)
-    ]
-    # The ratio of one client is that of all, since all have the same optimizer.
-    ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
-    return [
-        known[client].noise if client in known else ratio * variance
-        for client, variance in enumerate(charged)
-    ]

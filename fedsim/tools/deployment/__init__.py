@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import fail, json_option, overrides_argument, print_json
+from fedsim.cli.options import fail, json_option, overrides_argument, print_json, say
 from fedsim.core.errors import ExitCode
 
 
@@ -29,19 +29,17 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
     app = write_app(loaded, Path(out))
     privacy = loaded.experiment.privacy
     if privacy is not None and privacy.noise == "seeded":
-        click.echo(
+        say(
             "warning: privacy.noise is seeded: the server and every reader of the app know the "
-            "seed and can subtract the noise; where data need protection, set privacy.noise=secure",
-            err=True,
+            "seed and can subtract the noise; where data need protection, set privacy.noise=secure"
         )
     secure = loaded.experiment.secure_aggregation
     if privacy is not None and privacy.trust.name == "distributed" and secure is not None:
         for key in ("helper_fingerprints", "client_fingerprints"):
             if not getattr(secure.keys, key):
-                click.echo(
+                say(
                     f"warning: secure_aggregation.keys.{key} is empty: nothing keeps the server "
-                    "to the protocol, so the statement will claim the ε against the server alone",
-                    err=True,
+                    "to the protocol, so the statement will claim the ε against the server alone"
                 )
     if as_json:
         print_json(
@@ -58,7 +56,7 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
     if app.plugin_digest is not None:
         click.echo(f"plugin_digests of a node's policy: {app.plugin_digest}")
     for path in app.node_files:
-        click.echo(f"not in the app: {path}; copy it to this path on every node", err=True)
+        say(f"not in the app: {path}; copy it to this path on every node")
 
 
 @click.command("node-policy", short_help="Write or check the policy of a SuperNode in FILE.")
@@ -131,4 +129,4 @@ def _lasting_key(path: Path, owner: str, *, as_json: bool) -> None:
         return
     click.echo(key.fingerprint)
     if made:
-        click.echo(f"{path}: a new key; keep it on the machine of the {owner}", err=True)
+        say(f"{path}: a new key; keep it on the machine of the {owner}")

@@ -5,7 +5,7 @@ server's copy. The original stays on the node, and is the one that counts.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from fedsim.tools.deployment.node_state import (
     record_without_privacy,
     state_directory,
 )
-from fedsim.tools.deployment.policy import NodePolicy, policy_of_node
+from fedsim.tools.deployment.policy import policy_of_node
 from fedsim.tools.deployment.policy_rules import (
     PolicyRefusalError,
     check_experiment,
@@ -82,8 +82,7 @@ def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
 def _charges(answer: Message | ClientError) -> Iterable[Charge]:
     if isinstance(answer, ClientError):
         raise JournalError(answer.reason)
-    record = answer.content.config_records.get(LEDGER)
-    lines = None if record is None else record.get(_RECORDS)
+    lines = answer.content.config_records.get(LEDGER, {}).get(_RECORDS)
     if not isinstance(lines, list):
         raise JournalError("the reply has no records")
     return [
@@ -142,8 +141,26 @@ class NodeClient(ClientApp):
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
-        task = partial(_guarded_task, policy, state, loaded, ledger, context.node_config)
-        return BatchClientApp(task)(message, context)
+
+        def guarded_task(client: int) -> ClientTask:
+            experiment = loaded.experiment
+            task = TaskSource(experiment.model_dump_json(), loaded.base, ledger)(client)
+            if task.secure is not None:  # with the lasting key that the node's configuration names
+                settings, own = task.secure.settings, context.node_config
+                identity_of = partial(
+                    identity_of_client, settings, base=loaded.base, node_config=own
+                )
+                task = replace(task, secure=replace(task.secure, identity_of=identity_of))
+            data = data_directory(state, policy.data_name, loaded)
+            if task.privacy is None or task.journal is None or experiment.privacy is None:
+                record_without_privacy(data, experiment, client)
+                return task
+            trust = experiment.privacy.trust.name
+            check_plan(policy, task.privacy, trust=trust, digest=task.run.plan_digest)
+            journal = NodeJournal(task.journal, state, data, policy, task.privacy, experiment)
+            return replace(task, journal=journal)
+
+        return BatchClientApp(guarded_task)(message, context)
 
 
 def _public_text(error: Exception) -> str:
@@ -152,31 +169,6 @@ def _public_text(error: Exception) -> str:
         return describe_error(error)
     name = type(error).__name__ if isinstance(error, FedsimError) else "Exception"
     return f"{name}: this node cannot answer; its own log says why"
-
-
-def _guarded_task(
-    policy: NodePolicy,
-    state: Path,
-    loaded: LoadedExperiment,
-    ledger: Path,
-    node_config: Mapping[str, object],
-    client: int,
-) -> ClientTask:
-    experiment = loaded.experiment
-    task = TaskSource(experiment.model_dump_json(), loaded.base, ledger)(client)
-    if task.secure is not None:  # with the long-term key that the node's configuration names
-        identity_of = partial(
-            identity_of_client, task.secure.settings, base=loaded.base, node_config=node_config
-        )
-        task = replace(task, secure=replace(task.secure, identity_of=identity_of))
-    data = data_directory(state, policy.data_name, loaded)
-    if task.privacy is None or task.journal is None or experiment.privacy is None:
-        record_without_privacy(data, experiment, client)
-        return task
-    trust = experiment.privacy.trust.name
-    check_plan(policy, task.privacy, trust=trust, digest=task.run.plan_digest)
-    journal = NodeJournal(task.journal, state, data, policy, task.privacy, experiment)
-    return replace(task, journal=journal)
 
 
 def _helper(

@@ -48,8 +48,7 @@ from fedsim.runs.records import LedgerField
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
     exclusive,
-    private_directory,
-    private_file,
+    make_private,
     write_whole,
 )
 
@@ -161,28 +160,21 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
     """
     state = directory.parent.parent
     counts = state / "counts"
-    _refuse_lost_counts(state, counts)
-    for path in (state, counts, directory.parent, directory):
-        private_directory(path)
-    with exclusive(directory):
-        path = directory / "ledger.jsonl"
-        is_new = not path.exists()
-        private_file(path)
-        for above in (directory, directory.parent, state) if is_new else ():
-            sync_directory(above)
-        yield DataLedger(path, counts / directory.name)
-
-
-def _refuse_lost_counts(state: Path, counts: Path) -> None:
-    """Check that no client of the node was ever charged, if the node has no counts."""
-    if counts.exists():
-        return
-    for ledger in state.glob("seed-*/client-*/ledger.jsonl"):
+    charged = state.glob("seed-*/client-*/ledger.jsonl") if not counts.exists() else ()
+    for ledger in charged:
         if ledger.stat().st_size:
             raise JournalError(
                 f"{counts} is gone, and {ledger} has charges: restore {state} as it was after the "
                 "last charge"
             )
+    with exclusive(directory, state=state):
+        make_private(counts, is_directory=True)
+        path = directory / "ledger.jsonl"
+        is_new = not path.exists()
+        make_private(path)
+        for above in (directory, directory.parent, state) if is_new else ():
+            sync_directory(above)
+        yield DataLedger(path, counts / directory.name)
 
 
 def _counted(number: int, head: str) -> bytes:

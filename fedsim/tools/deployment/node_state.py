@@ -45,8 +45,7 @@ from fedsim.tools.deployment.private_files import (
     DeploymentError,
     configured_path,
     exclusive,
-    private_directory,
-    private_file,
+    make_private,
     refuse_open,
     write_whole,
 )
@@ -63,8 +62,14 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
     return configured_path(node_config, "state") or Path.home() / ".local" / "state" / "fedsim"
 
 
-def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
+def client_ledger(
+    state: Path, experiment: Experiment, client: int, *, claims_seed: bool = False
+) -> Path:
     """Return the path of a client's ledger file, which is created if it does not exist.
+
+    With `claims_seed`, also reserve the seed for the experiment on disk, before the client's first
+    charge. The file with the experiment is written once: of two processes with different
+    experiments, the second is refused. A refused request reserves no seed.
 
     Guarantee: neither the directories nor the ledger can be read by another user.
 
@@ -74,12 +79,17 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
         SchemaError: another version of fedsim wrote the state.
     """
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
-    for path in (state, directory.parent, directory):
-        private_directory(path)
-    with exclusive(directory):
-        _check_stored(directory / _EXPERIMENT, experiment)
-    ledger = directory / _LEDGER
-    private_file(ledger)
+    ledger, stored = directory / _LEDGER, directory / _EXPERIMENT
+    with exclusive(directory, state=state):
+        is_stored = _check_stored(stored, experiment)
+        make_private(ledger)
+        if claims_seed and not is_stored:
+            content = {
+                "fedsim": fedsim.__version__,
+                "schema": SCHEMAS[_EXPERIMENT],
+                "experiment": experiment.model_dump(mode="json"),
+            }
+            write_whole(stored, json.dumps(content))
     return ledger
 
 
@@ -141,7 +151,7 @@ class NodeJournal:
                 self._check_budget(new, whole, ledger, f"all rounds of {self.experiment.name!r}")
             wanted = new.counted(self.policy.trust)
             self._check_budget(new, wanted, ledger, f"round {charge.round_number}")
-        claim_seed(self.state, self.experiment, charge.client)
+        client_ledger(self.state, self.experiment, charge.client, claims_seed=True)
         if not repeated:
             ledger.append(new)
 
@@ -225,34 +235,13 @@ def record_without_privacy(data: Path, experiment: Experiment, client: int) -> N
             ledger.append(release)
 
 
-def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
-    """Reserve a client's seed for an experiment on disk, before the client's first charge.
-
-    The file with the experiment is written once: of two processes with different experiments, the
-    second is refused, with the errors of `client_ledger`. A refused request reserves no seed.
-    """
-    path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
-    with exclusive(path.parent):
-        if _check_stored(path, experiment):
-            return
-        content = {
-            "fedsim": fedsim.__version__,
-            "schema": SCHEMAS[_EXPERIMENT],
-            "experiment": experiment.model_dump(mode="json"),
-        }
-        write_whole(path, json.dumps(content))
-
-
 def _check_stored(path: Path, experiment: Experiment) -> bool:
     """Compare an experiment with the stored one; return whether an experiment is stored."""
     if not path.exists():
         return False
     refuse_open(path)
     before = _read(path)
-    privacy = before.privacy
-    calibrated = privacy is not None and (
-        privacy.target_epsilon is not None or privacy.accountant.target_rho is not None
-    )
+    calibrated = before.privacy is not None and before.privacy.goal
     old, new = (settings.model_dump(mode="json") for settings in (before, experiment))
     changed = [
         key
@@ -304,9 +293,7 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     directory = state / f"helper-{helper}"
     path = directory / f"{hashlib.sha256(release.run_id.encode()).hexdigest()}.json"
     try:
-        private_directory(state)
-        private_directory(directory)
-        with exclusive(directory):
+        with exclusive(directory, state=state):
             if path.exists():
                 refuse_open(path)
                 _check_release(release, path)

@@ -83,9 +83,8 @@ def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: s
             "require_privacy is true, and this client's noise multiplier would be 0, for which no "
             "ε holds: raise privacy.noise_multiplier, or set privacy.target_epsilon"
         )
-    trusted = suffices(policy.trust, trust)
+    noise = (plan if suffices(policy.trust, trust) else plan.release).noise_multiplier
     least = policy.min_noise_multiplier
-    noise = plan.noise_multiplier if trusted else plan.release.noise_multiplier
     if least is not None and noise < least:
         raise PolicyRefusalError(
             f"min_noise_multiplier is {least:g}, and this client's noise multiplier would be "
@@ -127,9 +126,8 @@ def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> It
             "this client without noise: set privacy.trust to local or distributed"
         )
     secure = experiment.secure_aggregation
-    if trust == policy.trust == "distributed" and (
-        secure is None or not secure.keys.client_fingerprints
-    ):
+    pinned = secure.keys.client_fingerprints if secure else ()
+    if trust == policy.trust == "distributed" and not pinned:
         yield (
             "trust is distributed, and without secure_aggregation.keys.client_fingerprints a "
             "server could make all other clients of a sum up: name the fingerprints of all clients "

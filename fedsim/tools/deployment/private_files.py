@@ -31,32 +31,31 @@ def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
     given = {f"{key} in --node-config": node_config.get(key), variable: os.environ.get(variable)}
     for name, value in given.items():
         if value is not None:
-            path = Path(os.path.expanduser(str(value)))
-            if not path.is_absolute():
-                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
-            return path
+            return absolute_path(name, value)
     return None
 
 
-def private_directory(path: Path) -> None:
-    """Create a directory if it does not exist, and check that only its user can open it."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
-    refuse_open(path, "700")
+def absolute_path(name: str, value: object, where: str = "") -> Path:
+    """Return a path that must be absolute, or begin with ~; the error names it and its machine."""
+    path = Path(os.path.expanduser(str(value)))
+    if not path.is_absolute():
+        raise DeploymentError(f"{name}: must be an absolute path{where}, got {value!r}")
+    return path
 
 
-def private_file(path: Path) -> None:
-    """Create an empty file if it does not exist, and check that only its user can open it."""
+def make_private(path: Path, *, is_directory: bool = False) -> None:
+    """Create an empty file or a directory, unless it exists; only its user may open it."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        if is_directory:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
     refuse_open(path)
 
 
-def refuse_open(path: Path, wanted: str = "600", *, is_policy: bool = False) -> None:
+def refuse_open(path: Path, *, is_policy: bool = False) -> None:
     """Check that only this user can open a file or directory.
 
     A policy may belong to root and be read by all: only this user or root can change it.
@@ -72,16 +71,22 @@ def refuse_open(path: Path, wanted: str = "600", *, is_policy: bool = False) -> 
     if status.st_uid not in owners:
         raise DeploymentError(f"{path} belongs to user {status.st_uid}{rule}")
     if status.st_mode & forbidden:
-        mode = f"{stat.S_IMODE(status.st_mode):o}"
+        mode, wanted = f"{stat.S_IMODE(status.st_mode):o}", "700" if path.is_dir() else "600"
         raise DeploymentError(
             f"{path} can be {verb} by other users (mode {mode}): chmod {wanted} {path}"
         )
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Lock a directory against other processes of the node; on Windows only one may run."""
-    private_file(directory / _LOCK)
+def exclusive(directory: Path, *, state: Path) -> Iterator[None]:
+    """Create private directories from the node's state to this one, and lock this one.
+
+    The lock holds against other processes of the node; on Windows only one may run.
+    """
+    for path in (*reversed(directory.parents), directory):
+        if path.is_relative_to(state):
+            make_private(path, is_directory=True)
+    make_private(directory / _LOCK)
     with (directory / _LOCK).open("r+b") as file, hold(file):
         yield
 

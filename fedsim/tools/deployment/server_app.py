@@ -5,7 +5,6 @@ an error while the node is offline, but never if it is online again before the s
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedsim.server.app import NODE_SECONDS
 from fedsim.simulation.engine import Engine, ShardableApp
 from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
-from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.deployment.private_files import DeploymentError, absolute_path
 
 _POLL_SECONDS = 1.0
 
@@ -112,7 +111,10 @@ def deployed_server(directory: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         path, engine = directory / EXPERIMENT_FILE, DeployedEngine(grid, context)
         experiment = load_experiment(path).experiment
-        out = _run_directory(context.run_config, experiment.name, context.run_id)
+        if given := context.run_config.get(OUT_KEY):
+            out = absolute_path(OUT_KEY, given, " on the machine of the SuperLink")
+        else:
+            out = state_directory({}) / "runs" / f"{experiment.name}-{context.run_id}"
         resume = (out / "experiment.yaml").is_file()
         if resume and _is_finished(out, experiment.federation.rounds):
             raise DeploymentError(
@@ -143,18 +145,6 @@ class _RoundLog:
             logger.warning("client %d failed: %s", failed["client"], failed["reason"])
 
     def ended(self) -> None: ...
-
-
-def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> Path:
-    given = run_config.get(OUT_KEY)
-    if not given:
-        return state_directory({}) / "runs" / f"{name}-{run_id}"
-    path = Path(os.path.expanduser(str(given)))
-    if not path.is_absolute():
-        raise DeploymentError(
-            f"{OUT_KEY}: must be an absolute path on the machine of the SuperLink, got {given!r}"
-        )
-    return path
 
 
 def _is_finished(out: Path, rounds: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.experiment import Experiment, load_experiment
 from fedsim.runs.files import SchemaError
-from fedsim.tools.deployment.node_state import claim_seed, client_ledger, state_directory
+from fedsim.tools.deployment.node_state import client_ledger, state_directory
 from fedsim.tools.deployment.private_files import DeploymentError
 
 EXPERIMENT: dict[str, Any] = {
@@ -30,8 +30,7 @@ def experiment(**overrides: object) -> Experiment:
 
 def claimed(state: Path, asked: Experiment, client: int) -> Path:
     """Answer an experiment, as far as the node's files are concerned, and return the ledger."""
-    claim_seed(state, asked, client)
-    return client_ledger(state, asked, client)
+    return client_ledger(state, asked, client, claims_seed=True)
 
 
 def mode(path: Path) -> int:
