@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def report_command(directory: str, as_json: bool) -> None:
         from fedsim.report.progress import shown_phases
         from fedsim.report.terminal import print_result
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.files import hold_run
+        from fedsim.runs.files import RunLock
         from fedsim.runs.verification import verify_run
         from fedsim.runs.verification.spend import attempt
 
@@ -45,7 +46,7 @@ def report_command(directory: str, as_json: bool) -> None:
         pages.append(render_report(read_contents(run_directory)))
         return ()
 
-    with hold_run(run_directory.path), shown_phases() as phases:
+    with closing(RunLock(run_directory.path)), shown_phases() as phases:
         phases.begin("checking the run")
         problems = verify_run(run_directory, pages=False).problems
         if not problems:

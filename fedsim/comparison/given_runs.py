@@ -22,7 +22,7 @@ from fedsim.comparison.text import common_prefix
 from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import find_object, read_yaml_object
+from fedsim.runs.files import find_object, read_object
 from fedsim.runs.inputs import have_one_key
 from fedsim.runs.verification import verify_run
 
@@ -56,7 +56,7 @@ def _runs_of(path: Path) -> list[Path]:
         problem = "is a file; name run directories alone" if path.exists() else "does not exist"
         raise RunDirectoryError(f"{path} {problem}")
     if (path / MARKER).is_file():
-        named = read_yaml_object(path / MARKER).get("runs")
+        named = read_object(path / MARKER).get("runs")
         if isinstance(named, list):
             return [Path(str(run)) for run in named]
         return _below(path, "runs/*/*")

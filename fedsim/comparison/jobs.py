@@ -29,12 +29,14 @@ import torch
 import fedsim
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD, answer
+from fedsim.core.durable import try_lock
 from fedsim.core.plugin_sources import read_sources
 from fedsim.core.python_objects import PythonObject
+from fedsim.core.text_formats import is_finite
 from fedsim.data.sources import load_dataset
 from fedsim.experiment import LoadedExperiment
-from fedsim.runs.directory import RunDirectory, RunDirectoryError, is_finite
-from fedsim.runs.files import find_object, try_lock
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import find_object
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
 
 # Keys that change no number of a run.

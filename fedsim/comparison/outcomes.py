@@ -10,9 +10,10 @@ from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.core.metrics import computed_metrics
+from fedsim.core.text_formats import is_finite
 from fedsim.experiment import Experiment
 from fedsim.report.contents import Scores, read_scores
-from fedsim.runs.directory import RunDirectory, RunDirectoryError, is_finite
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.files import find_object
 from fedsim.runs.recorded_figures import SCORES, personal_metrics
 from fedsim.server.round_report import numbers_of
@@ -106,7 +107,7 @@ def read_run(
         epsilon=privacy.get("system_epsilon") if private else None,
         delta=summary.get("delta") if private else None,
         seconds=summary.get("seconds", 0.0),
-        rounds=tuple(directory.read_rounds() if directory.rounds.is_file() else ()),
+        rounds=tuple(RunFiles(directory).rounds if directory.rounds.is_file() else ()),
         clients=tuple(privacy.get("clients", ())),
         client_metrics=tuple(_read(directory, CLIENT_METRICS).get("clients", ())),
         pair_digests=pair_digests,

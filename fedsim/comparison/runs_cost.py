@@ -32,7 +32,7 @@ from fedsim.core.metrics import LOSS, metric_entry
 from fedsim.core.settings import written_name
 from fedsim.core.text_formats import finite_or_none
 from fedsim.runs.directory import RunDirectory, RunFiles
-from fedsim.runs.files import read_yaml_object
+from fedsim.runs.files import read_object
 from fedsim.statement.sentence import OBSERVER_NAMES
 
 TUNING = "tuning"  # the folder of a comparison's candidates
@@ -143,7 +143,7 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
     delta = max(results.deltas, default=None)
     # Without this file, a run failed before it read any data.
     files = [path / "experiment.yaml" for path in paths if (path / "experiment.yaml").is_file()]
-    begun = {file.parent: read_yaml_object(file) for file in files}
+    begun = {file.parent: read_object(file) for file in files}
     private = {path: run["privacy"] for path, run in begun.items() if _is_private(run)}
     terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
     trusts = [written_name(privacy["trust"]) for privacy in private.values()]

@@ -143,13 +143,14 @@ def replace_file(
             `path`.
 
     Raises:
-        OSError: writing fails; the old content stays.
+        OSError: writing fails; the error names the file, whose old content stays.
     """
     new = path.with_name(f".{path.name}.tmp")
-    with open_new(new) as file:
-        append(file, data)
-    os.replace(new, path)
-    sync_directory(path.parent)
+    with name_file(path):
+        with open_new(new) as file:
+            append(file, data)
+        os.replace(new, path)
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
@@ -184,3 +185,20 @@ def exclusive(file: BinaryIO) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Try to lock an open file without waiting, and return whether the file is now locked.
+
+    Other processes may hold a `shared` lock at the same time. Where file locks do not exist
+    (Windows), the result is True.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

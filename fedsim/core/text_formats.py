@@ -46,6 +46,15 @@ def _parse(parse: Callable[[_Text], Any], text: _Text) -> Any:
         raise FormatError(message) from error
 
 
+def is_finite(content: object) -> bool:
+    """Whether parsed JSON can be written again: not with NaN or infinity, which Python reads."""
+    try:
+        json.dumps(content, allow_nan=False)
+    except (RecursionError, ValueError):
+        return False
+    return True
+
+
 def finite_or_none(value: float | None) -> float | None:
     """Return `value`, or None (null in JSON) if it is infinite, NaN or None."""
     return None if value is None or not math.isfinite(value) else value

@@ -15,11 +15,11 @@ from tempfile import mkdtemp
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import BaseModel, RootModel
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.algorithms.state import ServerState
-from fedsim.core.durable import GENESIS, sync_directory
+from fedsim.core.durable import GENESIS, replace_file, sync_directory
 from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
@@ -34,11 +34,10 @@ from fedsim.runs.files import (
     read_object,
     read_sealed,
     refuse_in_use,
-    write_bytes,
     write_sealed,
 )
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
-from fedsim.runs.records import Releases, RoundLine, RunCheckpoint, read_releases
+from fedsim.runs.records import Releases, RoundLine, RunCheckpoint
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
@@ -54,8 +53,7 @@ _INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
 
 
-class _Opening(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Opening(BaseModel, strict=True, extra="forbid"):
     round: int
     clients: list[int]
     sum: str = ""
@@ -149,7 +147,7 @@ class RunDirectory:
     def unlock(self) -> None:
         """Release the lock of the run, if this object holds it."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -174,11 +172,7 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the directory as a whole: no half-written file is left."""
-        self.write_bytes(name, text.encode())
-
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file of the directory as a whole; on return, the file is on disk."""
-        write_bytes(self.path / name, data)
+        replace_file(self.path / name, text.encode())
 
     def remove(self, name: str) -> None:
         """Remove a file of the directory, if it exists; on return, the removal is on disk."""
@@ -202,10 +196,6 @@ class RunDirectory:
             check_schema(self.path / name, content)
         return content
 
-    def read_rounds(self) -> list[RoundRow]:
-        """Return the finished rounds in `rounds.jsonl`, without a last line that was cut short."""
-        return [cast(RoundRow, content) for _, content in read_lines(self.rounds, RoundLine)]
-
     def read_inputs(self) -> dict[str, str]:
         """Return the recorded digests of data, model and plug-ins, by name."""
         digests = read_sealed(self.path / _INPUTS, _Digests).root
@@ -226,11 +216,11 @@ class RunDirectory:
 
     def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
         """Write the final global model; the metadata are facts that loading it needs."""
-        self.write_bytes(MODEL, arrays_bytes(arrays, metadata))
+        replace_file(self.path / MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
         """Write a checkpoint in place of the previous one."""
-        self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
+        replace_file(self.path / _CHECKPOINT, checkpoint.to_bytes())
 
     def read_checkpoint(self) -> RunCheckpoint | None:
         """Return the checkpoint after the last finished round; None before the first round ends."""
@@ -239,10 +229,9 @@ class RunDirectory:
 
     def write_opening(self, opening: OpenedSum) -> None:
         """Record which clients are in the secure sum that is opened next, in place of the last."""
-        content = {"round": opening.round_number, "clients": list(opening.clients)}
-        if opening.digest:
-            content["sum"] = opening.digest
-        write_sealed(self.path / _OPENING, content)
+        clients = list(opening.clients)
+        content = _Opening(round=opening.round_number, clients=clients, sum=opening.digest)
+        write_sealed(self.path / _OPENING, content.model_dump(exclude_defaults=True))
 
     def read_opening(self) -> OpenedSum | None:
         """Return the record of the last sum that secure aggregation opened; None without sums."""
@@ -281,12 +270,13 @@ class RunFiles:
     @property
     def clients(self) -> list[PrivateClientRow]:
         """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
-        return cast(list[PrivateClientRow], self.privacy["clients"])
+        return self.privacy["clients"]
 
     @cached_property
     def rounds(self) -> list[RoundRow]:
-        """The finished rounds in `rounds.jsonl`."""
-        return self.directory.read_rounds()
+        """The finished rounds in `rounds.jsonl`, without a last line that was cut short."""
+        lines = read_lines(self.directory.rounds, RoundLine)
+        return [cast(RoundRow, content) for _, content in lines]
 
     @property
     def last_round(self) -> dict[str, Any] | None:
@@ -297,7 +287,12 @@ class RunFiles:
     @cached_property
     def releases(self) -> list[Releases]:
         """The lines of `releases.jsonl`: checksums of the uploads of each finished round."""
-        return read_releases(self.directory.releases)
+        path = self.directory.releases
+        rounds = [releases for releases, _ in read_lines(path, Releases)]
+        for number, releases in enumerate(rounds, start=1):
+            if releases.round != number:
+                raise DamagedRunError.of(path, f"line {number} is of round {releases.round}")
+        return rounds
 
     @cached_property
     def charges(self) -> Mapping[int, Sequence[Charge]]:
@@ -353,24 +348,10 @@ class RunFiles:
         """The state of the server in the checkpoint; None before the first round has finished."""
         return None if self.checkpoint is None else self.checkpoint.state
 
-    @cached_property
-    def opening(self) -> OpenedSum | None:
-        """The record of the last sum of secure aggregation; None for a run without such sums."""
-        return self.directory.read_opening()
-
     def optional(self, name: str) -> dict[str, Any] | None:
         """Return the content of a JSON file that only some runs have; None if it is missing."""
         is_there = (self.directory.path / name).exists()
         return self.directory.read_json(name) if is_there else None
-
-
-def is_finite(content: object) -> bool:
-    """Whether parsed JSON can be written again: not with NaN or infinity, which Python reads."""
-    try:
-        json.dumps(content, allow_nan=False)
-    except (RecursionError, ValueError):
-        return False
-    return True
 
 
 def privacy_text(content: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Files of runs: JSON, YAML, lines of JSON, arrays, and the lock of a run directory.
 
-A file is replaced as a whole, and is on disk when `write_bytes` returns. A sealed file holds a
+A file is replaced as a whole, and is on disk when `replace_file` returns. A sealed file holds a
 digest of its own content, so that a change of the file is noticed.
 
 The format of most files has a schema number. Any change of a file's keys, words or meaning, or of
@@ -14,8 +14,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import fedsim
-from fedsim.core.durable import append, digest_of, name_file, replace_file
+from fedsim.core.durable import append, digest_of, name_file, replace_file, try_lock
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.core.settings import first_mistake
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
@@ -48,30 +48,11 @@ class DamagedRunError(RunDirectoryError):
 
     @classmethod
     def of(cls, path: Path, problem: str) -> "DamagedRunError":
-        """Return the error for a damaged file, with a message that names the fix.
-
-        Args:
-            path: the file.
-            problem: what is wrong with the file.
-        """
+        """Return the error for a problem with a file; the message names the fix."""
         return cls(
             f"{path}: {problem}; nothing was changed: restore the run directory from a copy, or "
             "start a new run in another --out"
         )
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file as a whole: a crash leaves no half-written file. On return, the file is on disk.
-
-    Args:
-        path: the file; replaced if it exists.
-        data: the new content.
-
-    Raises:
-        OSError: the file cannot be written; the error names the file, whose old content stays.
-    """
-    with name_file(path):
-        replace_file(path, data)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -87,12 +68,21 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Return the JSON object in a file, or the mapping in a .yaml file.
 
     Raises:
-        DamagedRunError: the file is missing, or holds no JSON object.
+        DamagedRunError: the file is missing, or holds something else.
     """
-    return _read_mapping(path, parse_json, "a JSON object")
+    parse, kind = parse_json, "a JSON object"
+    if path.suffix == ".yaml":
+        parse, kind = parse_plain_yaml, "a mapping"
+    try:
+        content = parse(read_bytes(path).decode())
+    except ValueError as error:
+        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise DamagedRunError.of(path, f"the file is damaged: not {kind}")
+    return content
 
 
 def find_object(path: Path) -> dict[str, Any]:
@@ -103,42 +93,14 @@ def find_object(path: Path) -> dict[str, Any]:
         return {}
 
 
-def read_yaml_object(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file that fedsim wrote.
-
-    Raises:
-        DamagedRunError: the file is missing, or holds no mapping.
-    """
-    return _read_mapping(path, parse_plain_yaml, "a mapping")
-
-
-def _read_mapping(path: Path, parse: Callable[[str], Any], kind: str) -> dict[str, Any]:
-    try:
-        content = parse(read_bytes(path).decode())
-    except ValueError as error:
-        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise DamagedRunError.of(path, f"the file is damaged: not {kind}")
-    return content
-
-
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a record as JSON, together with the record's digest.
-
-    Args:
-        path: the file.
-        content: the record.
-    """
+    """Write a record as JSON, together with the record's digest."""
     sealed = {**content, _DIGEST: digest_of(content)}
-    write_bytes(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
+    replace_file(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_sealed(path: Path, model: type[_Model]) -> _Model:
     """Return the record that `write_sealed` wrote.
-
-    Args:
-        path: the file.
-        model: the type of the record.
 
     Raises:
         DamagedRunError: the file is missing, does not fit `model`, or differs from its digest.
@@ -146,21 +108,11 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
     content = read_object(path)
     if content.pop(_DIGEST, None) != digest_of(content):
         raise DamagedRunError.of(path, "the file is damaged: it differs from the digest in it")
-    return checked(path, model, content)
+    return _checked(path, model, content, "the file")
 
 
-def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
-    """Return the parsed content of a file as an object of a pydantic class, which checks it.
-
-    Args:
-        path: the file, for the message.
-        model: the pydantic class of the content.
-        content: the content as read from the file.
-        where: words for the part of the file that is checked, for the message.
-
-    Raises:
-        DamagedRunError: a key is missing or has another type.
-    """
+def _checked(path: Path, model: type[_Model], content: object, where: str) -> _Model:
+    """Return parsed content as an object of a pydantic class; `where` names it in the message."""
     if not isinstance(content, dict):
         raise DamagedRunError.of(path, f"{where} is damaged: not a JSON object")
     try:
@@ -172,11 +124,7 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
 def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) -> bool:
     """Whether two JSON values are equal, up to rounding of their floating-point numbers.
 
-    Args:
-        first: the first value.
-        second: the second value.
-        relative: the largest relative difference of two floats that count as equal.
-        absolute: the largest absolute difference of two floats that always count as equal.
+    Two floats count as equal if one of the differences `relative` and `absolute` is not exceeded.
     """
     same = partial(alike, relative=relative, absolute=absolute)
     if isinstance(first, dict) and isinstance(second, dict):
@@ -214,7 +162,7 @@ class LinesFile:
     def cut(self, count: int) -> None:
         """Cut the file after its first `count` lines; a half-written last line is cut off, too."""
         kept = first_lines(self._path, count)
-        write_bytes(self._path, kept)
+        replace_file(self._path, kept)
         self._hash = hashlib.sha256(kept)
 
 
@@ -229,10 +177,6 @@ def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
 
     A last line that a crash cut short is skipped.
 
-    Args:
-        path: the file.
-        model: the pydantic class of the records.
-
     Raises:
         DamagedRunError: the file is missing, or a line does not fit `model`.
     """
@@ -243,28 +187,19 @@ def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
             content = parse_json(line.decode())
         except ValueError as error:
             raise DamagedRunError.of(path, f"{where} is damaged: {error}") from error
-        yield checked(path, model, content, where), content
+        yield _checked(path, model, content, where), content
 
 
 def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
-    """Return the content of a safetensors file with the given arrays.
-
-    Args:
-        arrays: the arrays, by name.
-        metadata: metadata for the header of the file.
-    """
+    """Return the content of a safetensors file with arrays, and with metadata in its header."""
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
 def read_arrays(path: Path, name: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays in a safetensors file by name, and its metadata.
 
-    Args:
-        path: the file.
-        name: name of the file in the error message.
-
     Raises:
-        DamagedRunError: the file is missing or damaged.
+        DamagedRunError: the file is missing or damaged; the message calls it `name`.
     """
     data = read_bytes(path)
     try:
@@ -321,16 +256,11 @@ def check_schema(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_version(path: Path, version: str, way_out: str) -> None:
-    """Check that this version of fedsim wrote the run or node that is to be resumed.
-
-    Args:
-        path: the directory of the run or node.
-        version: the version of fedsim that wrote the directory.
-        way_out: sentence with the fix, which ends the message; `{version}` in this sentence is
-            replaced by `version`.
+    """Check that `version` of fedsim, which wrote a run or a node to be resumed, is this one.
 
     Raises:
-        SchemaError: another version wrote the directory.
+        SchemaError: another version wrote the directory `path`; the message ends with `way_out`,
+            in which `{version}` is replaced by `version`.
     """
     if version != fedsim.__version__:
         raise SchemaError(
@@ -349,9 +279,9 @@ class RunInUseError(RunDirectoryError):
 
 
 class RunLock:
-    """The lock of a run directory, held until `release`.
+    """The lock of a run directory, held until `close`.
 
-    Guarantee: between construction and `release` no other process of this machine holds the lock.
+    Guarantee: between construction and `close` no other process of this machine holds the lock.
 
     Args:
         run: the run directory.
@@ -391,7 +321,7 @@ class RunLock:
         """Whether this object holds the lock, and the lock file is still in the run directory."""
         return self._descriptor is not None and _is_at(self._descriptor, self._path)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Remove the lock file and release the lock; a second call does nothing."""
         if self._descriptor is None:
             return
@@ -400,21 +330,6 @@ class RunLock:
                 self._path.unlink()
         descriptor, self._descriptor = self._descriptor, None
         os.close(descriptor)
-
-
-@contextmanager
-def hold_run(run: Path) -> Iterator[None]:
-    """Hold the lock of a run directory during the body of a `with` statement.
-
-    Raises:
-        RunInUseError: another process holds the lock.
-        DamagedRunError: the directory has no `checkpoint`.
-    """
-    lock = RunLock(run)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def refuse_in_use(run: Path) -> None:
@@ -432,26 +347,6 @@ def refuse_in_use(run: Path) -> None:
             raise RunInUseError(_in_use(run))
     finally:
         os.close(descriptor)
-
-
-def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Try to lock a file without waiting, and return whether the file is now locked.
-
-    Where file locks do not exist (Windows), the result is True.
-
-    Args:
-        descriptor: file descriptor of the file.
-        shared: whether other processes may hold a shared lock at the same time.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

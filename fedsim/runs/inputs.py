@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -89,9 +90,8 @@ def _make(path: Path) -> None:
     with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(os.urandom(_KEY_BYTES))
     try:
-        os.link(new, path)
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError):
+            os.link(new, path)
     finally:
         new.unlink()
 

@@ -152,8 +152,7 @@ def changed_files(
         if path in PAGES and not pages:
             continue
         name = path if path.isprintable() else ascii(path)
-        again = f"; write it again with fedsim report {directory.path}"
-        way_out = again if path in PAGES else ""
+        way_out = f"; write it again with fedsim report {directory.path}" if path in PAGES else ""
         if path not in listed:
             yield f"{name}: not listed in {FILE}{way_out}"
         elif path not in present:

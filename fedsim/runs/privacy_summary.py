@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import fedsim
 from fedsim.accountant.accountants import renyi_choice
@@ -23,14 +23,15 @@ from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.files import SCHEMAS
 from fedsim.runs.recorded_terms import client_terms, recorded_terms, server_ledger
-from fedsim.secagg.encoding import FixedPointEncoder
-from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.facts import spread_of
 from fedsim.statement.guarantee import guarantee_words
 from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
+
+if TYPE_CHECKING:
+    from fedsim.clients.secure.channel import SecureChannel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,29 +214,6 @@ def _client_row(spend: ClientSummary, trust: Trust) -> dict[str, Any]:
     return row
 
 
-def secure_summary(
-    federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
-) -> dict[str, Any] | None:
-    """Return the value of `secure_aggregation` in `privacy.json`; None without secure aggregation.
-
-    With `one_operator`, one simulation ran all parties, so that nothing kept them from colluding.
-    """
-    channel, privacy = federation.secure, federation.experiment.privacy
-    if channel is None:
-        return None
-    return secure_facts(
-        channel.settings,
-        channel.codec.encoder,
-        {row["round"]: row["secure_aggregation"] for row in rows},
-        clients_sampled=federation.plan.participation.round_sizes[1],
-        plan_digest=federation.plan.digest,
-        # A simulation with seeded noise stands for secure noise, and its server is honest.
-        repeats_noise=not one_operator and (privacy is None or privacy.noise != "secure"),
-        is_integer_sum=channel.codec.is_integers,
-        one_operator=one_operator,
-    )
-
-
 _ENCODING = (
     *("ring_bits", "frac_bits", "value_bound", "max_weight", "max_clients", "guard_bits"),
     *("rounding", "max_abs_error"),
@@ -251,23 +229,17 @@ _TRUST = {
 
 
 def secure_facts(
-    settings: SecureAggregationSettings,
-    encoder: FixedPointEncoder,
-    rounds: Mapping[int, Mapping[str, Any]],
-    *,
-    clients_sampled: int,
-    plan_digest: str = "",
-    repeats_noise: bool = False,
-    is_integer_sum: bool = False,
-    one_operator: bool = True,
-) -> dict[str, Any]:
-    """Return the facts on secure aggregation in a run that `privacy.json` records.
+    federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
+) -> dict[str, Any] | None:
+    """Return the value of `secure_aggregation` in `privacy.json`; None without secure aggregation.
 
-    `rounds` has the value of `secure_aggregation` in each line of `rounds.jsonl`. Each upload names
-    `plan_digest`; "" without privacy. `repeats_noise` is whether a repeated round draws the same
-    noise again, from its seed. With `is_integer_sum`, uploads are integers with noise already
-    added, so that no client is left out because of its values.
+    With `one_operator`, one simulation ran all parties, so that nothing kept them from colluding.
     """
+    channel, plan = federation.secure, federation.plan
+    if channel is None:
+        return None
+    settings, encoder = channel.settings, channel.codec.encoder
+    rounds = {row["round"]: row["secure_aggregation"] for row in rows}
     hidden = settings.protocol.name != "quantized"
     # The uploads of an aborted round stay charged, as they were sent.
     aborted = {k: row["aborted"] for k, row in rounds.items() if row["aborted"] is not None}
@@ -282,15 +254,15 @@ def secure_facts(
         "parties": {
             "leader": "server",
             "helpers": settings.helpers,
-            "clients_sampled": clients_sampled,
+            "clients_sampled": plan.participation.round_sizes[1],
             "survivors_per_round": [rounds[key]["survivors"] for key in finished],
         },
-        "trust": _trust(settings, bool(plan_digest), repeats_noise, is_integer_sum),
+        "trust": _trust(federation, channel, one_operator=one_operator),
         "simulated_non_collusion": one_operator,
         "server_view": [*seen, "participant ids", "timings"],
         "encoding": {name: getattr(encoder, name) for name in _ENCODING},
         "exactness": "equals quantised plain averaging bit for bit",
-        **({"plan_digest": plan_digest} if plan_digest else {}),
+        **({"plan_digest": plan.digest} if plan.digest else {}),
         "prg": settings.prg if hidden else None,
         "envelope": "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM" if hidden else None,
         "rounds": {
@@ -304,15 +276,19 @@ def secure_facts(
 
 
 def _trust(
-    settings: SecureAggregationSettings, has_plan: bool, repeats_noise: bool, is_integer_sum: bool
+    federation: Federation, channel: "SecureChannel", *, one_operator: bool
 ) -> dict[str, Any]:
     """Return who must be trusted, and which conditions hold against an active server, by name.
 
     Reference: docs/explain/secure_aggregation.md, "An active server".
     """
+    settings, privacy = channel.settings, federation.experiment.privacy
     name, keys = settings.protocol.name, settings.keys
     forged = "refused" if keys.client_fingerprints else "undetected"
-    is_fixed = is_integer_sum or settings.encoding.range_policy == "clip"
+    # A simulation with seeded noise stands for secure noise, and its server is honest.
+    repeats_noise = not one_operator and (privacy is None or privacy.noise != "secure")
+    # Integers have their noise already, so no client is left out because of its values.
+    is_fixed = channel.codec.is_integers or settings.encoding.range_policy == "clip"
     return {
         "privacy_requires": _TRUST[name],
         "active_server": "pinned_helper_keys" if keys.helper_fingerprints else "not_covered",
@@ -320,7 +296,7 @@ def _trust(
         "conditions": {
             "pinned_keys": bool(keys.helper_fingerprints and keys.client_fingerprints),
             "opened_once": name == "additive" and not repeats_noise,
-            "agreed_plan": name == "additive" and has_plan,
+            "agreed_plan": name == "additive" and bool(federation.plan.digest),
             "fixed_set": name == "additive" and is_fixed,
         },
         "forged_clients": "not_needed" if name == "quantized" else forged,

@@ -243,20 +243,17 @@ def _confusion_problems(content: Mapping[str, Any], matrix: list[list[int]]) -> 
     examples, predicted = [sum(row) for row in matrix], [sum(c) for c in zip(*matrix, strict=True)]
     hits, total = [row[index] for index, row in enumerate(matrix)], sum(examples)
     names = content["classes"]
-    rows = zip(names, hits, examples, predicted, strict=True)
-    by_class = [
-        {
+    rows = zip(content["by_class"], names, hits, examples, predicted, strict=True)
+    for recorded, name, right, given, found in rows:
+        figures = {
             "class": name,
             "examples": given,
             "predicted": found,
             "recall": right / given if given else None,
             "precision": right / found if found else None,
         }
-        for name, right, given, found in rows
-    ]
-    for recorded, figures in zip(content["by_class"], by_class, strict=True):
         if not alike(recorded, figures, relative=0.0, absolute=_SAME):
-            yield f"{SCORES}: the figures of class {figures['class']} are not those of confusion"
+            yield f"{SCORES}: the figures of class {name} are not those of confusion"
     most = max(examples)
     if content["majority"] != {"class": names[examples.index(most)], "share": most / total}:
         yield f"{SCORES}: the majority is not the largest class of confusion"

@@ -25,21 +25,13 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 
     A `NotRequired` key of `PrivacyFile` is absent where it does not apply.
     """
-    privacy = experiment.privacy
+    privacy, personal_models = experiment.privacy, experiment.personal_models
     if privacy is None:
         unknown = dict.fromkeys(("adjacency", "accountant", "sampling", "clipping", "noise"))
-        terms: dict[str, Any] = {"trust": "local", "unit": "example", **unknown}
-    else:
-        terms = _private_terms(experiment, privacy)
-    terms["personal_models"] = experiment.personal_models
-    absent = PrivacyFile.__optional_keys__
-    return {name: value for name, value in terms.items() if value is not None or name not in absent}
-
-
-def _private_terms(experiment: ExperimentWithClients, privacy: PrivacySettings) -> dict[str, Any]:
+        return {"trust": "local", "unit": "example", **unknown, "personal_models": personal_models}
     kind, orders = privacy.release_kind, privacy.accountant.orders
     adds_elsewhere = privacy.mechanism.name != GRADIENT_PERTURBATION
-    return {
+    terms = {
         "trust": privacy.trust.name,
         "unit": privacy.unit,
         "sums": _sums(experiment, privacy),
@@ -56,7 +48,10 @@ def _private_terms(experiment: ExperimentWithClients, privacy: PrivacySettings) 
         "public_parts": experiment.public_parts,
         "orders": None if orders is None else list(orders),
         "target_rho": privacy.accountant.target_rho,
+        "personal_models": personal_models,
     }
+    absent = PrivacyFile.__optional_keys__
+    return {name: value for name, value in terms.items() if value is not None or name not in absent}
 
 
 def client_terms(

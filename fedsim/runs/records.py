@@ -10,12 +10,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.algorithms.state import ServerState
@@ -29,21 +28,18 @@ from fedsim.runs.files import (
     check_schema,
     first_lines,
     read_arrays,
-    read_lines,
 )
 from fedsim.server.round_report import RoundRow
 
-_MEMORY = "optimizer/"  # prefix of the names of the algorithm's arrays
-_CLIENT_MEMORY = "clients/"  # prefix of its arrays that have a row for each client
-_AVERAGE = "average/"  # prefix of the average of the global models
+# Prefixes of the names of arrays that are not the global model, by field of the server's state.
+_PREFIXES = {"memory": "optimizer/", "client_memory": "clients/", "average": "average/"}
 _VERSION = "version/"  # prefix of the number and names of an older global model
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
-class _Content(BaseModel):
+class _Content(BaseModel, strict=True, extra="forbid"):
     """The values of a checkpoint that are not arrays."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     round: int = Field(ge=0)
     names: list[str]
     clip_norms: dict[int, float | tuple[float, ...]]
@@ -76,12 +72,8 @@ class RunCheckpoint:
             releases_digest=self.releases_digest,
             best=self.state.best,
         ).model_dump_json()
-        groups = {
-            _MEMORY: self.state.memory,
-            _CLIENT_MEMORY: self.state.client_memory,
-            _AVERAGE: self.state.average,
-            **{f"{_VERSION}{k}/": to_numpy(model) for k, model in self.state.versions.items()},
-        }
+        groups = {prefix: getattr(self.state, name) for name, prefix in _PREFIXES.items()}
+        groups |= {f"{_VERSION}{k}/": to_numpy(m) for k, m in self.state.versions.items()}
         tensors = dict(arrays)
         for prefix, values in groups.items():
             tensors |= {f"{prefix}{name}": value for name, value in values.items()}
@@ -115,10 +107,8 @@ class RunCheckpoint:
             round_number=content.round,
             clip_norms=content.clip_norms,
             withdrawn=frozenset(content.withdrawn),
-            memory=_below(_MEMORY, tensors),
-            client_memory=_below(_CLIENT_MEMORY, tensors),
-            average=_below(_AVERAGE, tensors),
             best=content.best,
+            **{name: _below(prefix, tensors) for name, prefix in _PREFIXES.items()},
             versions={
                 number: to_arrays({name: older[f"{number}/{name}"] for name in arrays})
                 for number in numbers
@@ -141,22 +131,19 @@ def _digest(content: str, tensors: Mapping[str, np.ndarray]) -> str:
     return state.hexdigest()
 
 
-class _ClientReason(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _ClientReason(BaseModel, strict=True):
     client: int
     reason: Any  # text of any exception, also such that is no Unicode
 
 
-class _SecureRow(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _SecureRow(BaseModel, strict=True):
     survivors: int
     aborted: Any
 
 
-class RoundLine(BaseModel):
+class RoundLine(BaseModel, strict=True, extra="allow"):
     """The keys of a line of `rounds.jsonl` that fedsim reads again."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     round: int = Field(ge=1)
     participants: list[int]
     failed: list[_ClientReason]
@@ -175,8 +162,7 @@ def repeated_failures(rows: Sequence[RoundRow]) -> list[dict[str, Any]]:
 
     Each is {"client": its number, "rounds": number of these rounds, "reason": what it reported}.
     """
-    failures = chain.from_iterable(row["failed"] for row in rows)
-    counts = Counter((failure["client"], str(failure["reason"])) for failure in failures)
+    counts = Counter((one["client"], str(one["reason"])) for row in rows for one in row["failed"])
     return [
         {"client": client, "rounds": count, "reason": reason}
         for (client, reason), count in sorted(counts.items())
@@ -201,13 +187,12 @@ def digest_of_lines(path: Path, count: int) -> str:
     return hashlib.sha256(first_lines(path, count)).hexdigest()
 
 
-class Releases(BaseModel):
+class Releases(BaseModel, strict=True, extra="forbid", frozen=True):
     """The tags (keyed checksums) of the clients' uploads in one round: a line of `releases.jsonl`.
 
     An encrypted upload has no tag. `fedsim verify RUN --replay` computes the tags again.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     round: int = Field(ge=1)
     conditions: str  # digest of the settings, plug-in sources, versions and device
     blocks: Literal["planned", "alone"]  # whether clients trained together or one by one
@@ -215,22 +200,12 @@ class Releases(BaseModel):
     uploads: dict[Annotated[int, Field(strict=False)], str]  # keys of JSON are texts
 
 
-def read_releases(path: Path) -> list[Releases]:
-    """Return the records of `releases.jsonl` for finished rounds, without a last line cut short."""
-    rounds = [releases for releases, _ in read_lines(path, Releases)]
-    for number, releases in enumerate(rounds, start=1):
-        if releases.round != number:
-            raise DamagedRunError.of(path, f"line {number} is of round {releases.round}")
-    return rounds
-
-
 _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any order
 
 
-class ModelCard(BaseModel):
+class ModelCard(BaseModel, extra="forbid", frozen=True):
     """The description of a saved model: how to use the model, and where it comes from."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     input_shape: tuple[int, ...]  # of an example after `model.features`
     num_outputs: int
     raw_input_shape: tuple[int, ...]  # of an example in the dataset

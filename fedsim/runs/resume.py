@@ -12,23 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.experiment import Experiment, ExperimentError, ExperimentWithClients
+from fedsim.experiment import Experiment
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectoryError, RunFiles
-from fedsim.runs.files import DamagedRunError
 from fedsim.runs.records import digest_of_lines
+from fedsim.server.secure.opened_sums import OpenedSum
 
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
-
-
-def recorded_experiment(files: RunFiles) -> ExperimentWithClients:
-    """Return the experiment of a run that is to be resumed."""
-    try:
-        return files.experiment
-    except ExperimentError as error:
-        problem = f"the file is damaged: {str(error).splitlines()[0]}"
-        raise DamagedRunError.of(files.directory.path / "experiment.yaml", problem) from error
 
 
 def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str], path: Path) -> str:
@@ -118,10 +109,11 @@ def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[st
         JournalError: the ledger is damaged.
     """
     # All records are read first, so that a damaged one is reported before any are compared.
-    _ = files.charges, files.rounds, files.releases, files.checkpoint, files.opening
+    _ = files.charges, files.rounds, files.releases, files.checkpoint
+    opening = files.directory.read_opening()
     yield from _in_rounds(files)
     yield from _in_releases(files)
-    yield from _in_opening(files)
+    yield from _in_opening(files, opening)
     if files.experiment.privacy is None:
         if files.charges:
             yield "ledger.jsonl has records, and the experiment has no privacy"
@@ -186,17 +178,17 @@ def _in_releases(files: RunFiles) -> Iterator[str]:
             )
 
 
-def _in_opening(files: RunFiles) -> Iterator[str]:
+def _in_opening(files: RunFiles, opening: OpenedSum | None) -> Iterator[str]:
     settings, noisy = files.experiment.secure_aggregation, files.experiment.has_server_noise
     if not files.has_checkpoint or (settings is None and not noisy):
         return
-    if files.opening is None:
+    if opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
     if not noisy and settings is not None and settings.protocol.name == "quantized":
         return  # the server sees every update, and opens no sum
     summed = [row["round"] for row in files.rounds if row["participants"]]
-    if files.opening.round_number < max(summed, default=0):
+    if opening.round_number < max(summed, default=0):
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
@@ -204,7 +196,6 @@ def _in_ledger(files: RunFiles) -> Iterator[str]:
     """Yield each charge that rounds or checkpoint name and that is not in the ledger."""
     heads = {} if files.checkpoint is None else files.checkpoint.heads
     charged = {(charge.client, charge.round_number) for charge in files.all_charges}
-    known = {(c.client, c.hash) for c in files.all_charges if c.hash == heads.get(c.client)}
     participation = participation_of(files.experiment)
     for row in files.rounds:
         number, clients, why = row["round"], row["participants"], ", in which it took part"
@@ -215,7 +206,7 @@ def _in_ledger(files: RunFiles) -> Iterator[str]:
             if (client, number) not in charged:
                 yield f"ledger.jsonl lacks the charge of client {client} in round {number}{why}"
     for client, head in heads.items():
-        if (client, head) not in known:
+        if all(charge.hash != head for charge in files.charges.get(client, ())):
             yield (
                 f"ledger.jsonl lacks the record of client {client} that the checkpoint names as "
                 "its last: records were removed or changed"

@@ -39,7 +39,7 @@ class RunFailedError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """The result of a run: final metrics, privacy spend and rounds.
+    """The result of a run: final metrics, privacy spend and rounds; `fedsim.run` has an example.
 
     Attributes:
         path: the run directory.
@@ -57,23 +57,6 @@ class RunResult:
             a notebook shows this HTML. None: a notebook shows `repr`.
         draw: function of (run directory, metric) that returns the metric's figure; None if figures
             cannot be drawn.
-
-    Example:
-        >>> import tempfile
-        >>> import fedsim
-        >>> experiment = {
-        ...     "name": "mine",
-        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-        ...     "model": {"name": "logistic"},
-        ...     "federation": {"rounds": 2},
-        ...     "local": {"steps": 1, "batch_size": 32},
-        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-        ... }
-        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-        >>> sum(value.numel() for value in result.model().parameters())
-        650
-        >>> len(result.rounds_frame()), len(result.clients_frame())
-        (2, 4)
     """
 
     path: Path

@@ -1,11 +1,10 @@
 """Function that runs an experiment, from its file to a finished run directory."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import InitVar, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import INTERRUPTED, Phases
 from fedsim.core.errors import StorageError, describe_os_error
-from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
+from fedsim.experiment import ExperimentError, LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.apps import client_app, server_app
 from fedsim.federation.assembly import assemble, refuse_overspending
@@ -31,7 +30,7 @@ from fedsim.runs.manifest import FILE, refuse_changed_records, write_manifest
 from fedsim.runs.privacy_summary import (
     PrivacySummary,
     privacy_file,
-    secure_summary,
+    secure_facts,
     summarise_privacy,
 )
 from fedsim.runs.recorded_figures import (
@@ -44,7 +43,7 @@ from fedsim.runs.recorded_figures import (
     summary_of,
 )
 from fedsim.runs.records import ModelCard, Releases, RunCheckpoint, repeated_failures
-from fedsim.runs.resume import contradictions, recorded_experiment, refuse_changes, resume_command
+from fedsim.runs.resume import contradictions, refuse_changes, resume_command
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
@@ -53,7 +52,7 @@ from fedsim.server.round_report import RoundReport, RoundRow, numbers_of
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
-from fedsim.tracking.callbacks import ForwardingCallback, RunCallback
+from fedsim.tracking.callbacks import RunCallback
 from fedsim.tracking.trackers import add_trackers
 
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
@@ -73,9 +72,6 @@ class RunParts:
     def is_local(self) -> bool:
         """Whether all clients train in this process."""
         return isinstance(self.engine, LocalEngine)
-
-
-_Prepared = tuple["_Recorder", Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -104,67 +100,38 @@ def run_experiment(
     the report. It is called at the end of a run, even if the run failed or was interrupted.
     """
     loaded = load_experiment(source, overrides, base=base)
-    trackers = loaded.experiment.runtime.trackers
-    watcher = add_trackers(trackers, callback, base=loaded.base) if trackers else None
-    callback = watcher or ForwardingCallback(callback)
-    engine = engine or engine_for(loaded.experiment.runtime)
-    parts = RunParts(engine, callback, add_pages, Phases(callback.phase))
+    runtime = loaded.experiment.runtime
+    watcher = add_trackers(runtime.trackers, callback, base=loaded.base)
+    parts = RunParts(engine or engine_for(runtime), watcher, add_pages, Phases(watcher.phase))
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
-    with _storage_errors(path, partial(resume_command, source, overrides, path), parts.phases):
-        recorder, make_directory = (_resume if resume else _start)(loaded, path, parts)
-        with recorder.closing():
-            try:
-                if not parts.is_local:
-                    parts.phases.begin("starting the engine")
-                with engine.session():
-                    make_directory()
-                    parts.phases.end()
-                    with recorder.ending():
-                        engine.execute(*recorder.apps())
-                result = recorder.conclude()
-            except KeyboardInterrupt as interrupt:
-                result = recorder.conclude_interrupted(interrupt)
-        recorder.raise_failure(result)
-        return result
-
-
-def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
-    """Return the recorder of a new run, and a function that creates its directory."""
-    directory = RunDirectory(path)
-    directory.refuse_overwriting()
-    recorder = _recorder(loaded, directory, parts, None)
-    federation = recorder.federation
-    return recorder, lambda: directory.create(
-        experiment=dump_experiment(federation.experiment),
-        environment=describe_environment(seed=loaded.experiment.seed),
-        inputs=fingerprint(federation),
-        opens_sums=federation.secure is not None or loaded.experiment.has_server_noise,
-    )
-
-
-@contextmanager
-def _storage_errors(path: Path, resume: Callable[[], str], phases: Phases) -> Iterator[None]:
-    """Reword an error of the operating system: what is kept, and how to resume. Ends all phases."""
     try:
-        yield
+        recorder = (_resume if resume else _start)(loaded, path, parts)
+        return recorder.run()
     except OSError as error:
         cause = describe_os_error(error)
         if not (path / "experiment.yaml").exists():
             raise StorageError(f"{cause}; nothing of the run was written") from error
         raise StorageError(
             f"{cause}; {path} keeps every finished round and every charge: once that is fixed, go "
-            f"on with {resume()}"
+            f"on with {resume_command(source, overrides, path)}"
         ) from error
     finally:
-        phases.end()
+        parts.phases.end()
 
 
-def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
-    """Return the recorder of a resumed run, and a function that rewinds its files.
+def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> "_Recorder":
+    """Return the recorder of a new run; nothing is written yet."""
+    directory = RunDirectory(path)
+    directory.refuse_overwriting()
+    return _Recorder(_checked_federation(loaded, directory, parts, None), directory, parts, None)
 
-    The whole run is checked before anything is spent or written. Its directory stays locked.
+
+def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> "_Recorder":
+    """Return the recorder of a resumed run, whose directory stays locked.
+
+    The whole run is checked before anything is spent or written.
     """
     directory = RunDirectory.open(path)
     check_version(path, directory.read_version(), _RESUME_OR_START_ANEW)
@@ -172,25 +139,29 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
     try:
         parts.phases.begin("checking the finished rounds")
         files = RunFiles(directory)
-        before = recorded_experiment(files)
+        try:
+            before = files.experiment
+        except ExperimentError as error:
+            problem = f"the file is damaged: {str(error).splitlines()[0]}"
+            raise DamagedRunError.of(path / "experiment.yaml", problem) from error
         experiment = with_clients(loaded, before.num_clients)
         refuse_changes(before, experiment)
         inputs = directory.read_inputs()
         for problem in contradictions(files, ledger_lags=not parts.engine.writes_ledger):
             raise DamagedRunError.of(path, problem)
         refuse_changed_records(directory)
-        recorder = _recorder(replace(loaded, experiment=experiment), directory, parts, inputs)
-        recorder.restore()
-        return recorder, lambda: recorder.begin_again(dump_experiment(experiment))
+        loaded = replace(loaded, experiment=experiment)
+        federation = _checked_federation(loaded, directory, parts, inputs)
+        return _Recorder(federation, directory, parts, files)
     except BaseException:
         directory.unlock()
         raise
 
 
-def _recorder(
+def _checked_federation(
     loaded: LoadedExperiment, run: RunDirectory, parts: RunParts, inputs: Mapping[str, str] | None
-) -> "_Recorder":
-    """Check a federation's noise and clipping, and return its recorder.
+) -> Federation:
+    """Return the federation of a run after a check of its inputs, its noise and its clipping.
 
     `inputs` are the digests of the inputs of the run to resume; None for a new run.
     """
@@ -204,7 +175,7 @@ def _recorder(
         federation.blocks.check_round(1)
     probe_mechanisms(federation)
     phases.end()
-    return _Recorder(federation, run, parts)
+    return federation
 
 
 def one_line(error: Exception) -> str:
@@ -214,46 +185,84 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@dataclass
 class _Recorder:
-    """Writes every round of a federation, and the results at its end, to the run directory."""
+    """Runs a federation, and writes every round and the results at the end to the run directory.
 
-    def __init__(self, federation: Federation, directory: RunDirectory, parts: RunParts) -> None:
-        self.federation = federation
-        self._directory = directory
-        self._parts = parts
-        self._rounds, self._rows = LinesFile(directory.rounds), list[RoundRow]()
-        self._releases = LinesFile(directory.releases)
-        self._state = ServerState(federation.initial_arrays())
-        self._ledgers = federation.client_ledgers()
-        self._outcome = _Outcome()
+    `finished` has the files of the run to resume; None for a new run.
+    """
 
-    def restore(self) -> None:
-        """Read the last checkpoint of an earlier process; nothing is written."""
-        checkpoint = self._directory.read_checkpoint()
-        if checkpoint is not None:
-            self._state = checkpoint.state
-        self._rows = self._directory.read_rounds()[: self._state.round_number]
+    federation: Federation
+    directory: RunDirectory
+    parts: RunParts
+    finished: InitVar[RunFiles | None]
+    outcome: _Outcome = _Outcome()
 
-    def begin_again(self, experiment: str) -> None:
-        """Rewind the files of an earlier process to its last checkpoint."""
-        self._directory.remove(FILE)
-        self._directory.write_text("experiment.yaml", experiment)
+    def __post_init__(self, finished: RunFiles | None) -> None:
+        self._rounds = LinesFile(self.directory.rounds)
+        self._releases = LinesFile(self.directory.releases)
+        self._ledgers = self.federation.client_ledgers()
+        self._is_new = finished is None
+        self._state, self._rows = ServerState(self.federation.initial_arrays()), list[RoundRow]()
+        if finished is not None:
+            self._state = finished.state or self._state
+            self._rows = finished.rounds[: self._state.round_number]
+
+    def run(self) -> RunResult:
+        """Run the rounds, write all files, unlock the run directory, and return the result.
+
+        An error that ended the rounds is raised when the files are written.
+        """
+        try:
+            result = self._run_or_interrupt()
+        except OSError as error:  # of several errors, the first is raised
+            raise self.outcome.failure or error from error
+        finally:
+            self.directory.unlock()
+        failure = self.outcome.failure
+        if isinstance(failure, FederationError):
+            raise RunFailedError(str(failure), result) from failure
+        if failure is not None:
+            raise failure
+        return result
+
+    def _run_or_interrupt(self) -> RunResult:
+        """Run the rounds and write the results; after Ctrl-C, those of the finished rounds."""
+        phases, engine = self.parts.phases, self.parts.engine
+        try:
+            if not self.parts.is_local:
+                phases.begin("starting the engine")
+            with engine.session():
+                self._make_directory()
+                phases.end()
+                self._execute(engine)
+            return self._conclude()
+        except KeyboardInterrupt as interrupt:
+            if not self.directory.is_locked:
+                raise  # there is no directory yet
+            self.outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
+            return self._conclude()
+
+    def _make_directory(self) -> None:
+        """Create the directory of a new run, or rewind a resumed one to its last checkpoint."""
+        directory, federation = self.directory, self.federation
+        experiment = federation.experiment
+        if self._is_new:
+            directory.create(
+                experiment=dump_experiment(experiment),
+                environment=describe_environment(seed=experiment.seed),
+                inputs=fingerprint(federation),
+                opens_sums=federation.secure is not None or experiment.has_server_noise,
+            )
+            return
+        directory.remove(FILE)
+        directory.write_text("experiment.yaml", dump_experiment(experiment))
         self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Unlock the run directory after the block, and raise the first of several errors."""
-        try:
-            yield
-        except OSError as error:
-            raise self._outcome.failure or error from error
-        finally:
-            self._directory.unlock()
-
-    def apps(self) -> tuple[ServerApp, ClientApp, int]:
+    def _apps(self) -> tuple[ServerApp, ClientApp, int]:
         """Return the server app, the client app and the number of nodes of the federation."""
-        directory, federation = self._directory, self.federation
+        directory, federation = self.directory, self.federation
         server = server_app(
             federation,
             start=self._state,
@@ -262,47 +271,46 @@ class _Recorder:
             ledgers=self._ledgers,
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
-        if self._parts.is_local:
+        if self.parts.is_local:
             return server, client_app(federation), federation.num_nodes
         from fedsim.federation.nodes import FederationClientApp
 
         return server, FederationClientApp(federation, directory.ledger), federation.num_nodes
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Record how the rounds in the block end, and tell the callback when they begin and end."""
-        callback = self._parts.callback
+    def _execute(self, engine: Engine) -> None:
+        """Run the rounds and record how they end; tell the callback when they begin and end."""
+        callback = self.parts.callback
         try:
-            callback.started(self.federation, self._directory.path)
-            yield
+            callback.started(self.federation, self.directory.path)
+            engine.execute(*self._apps())
         except RoundError as error:  # not checkpointed: a resumed run repeats the round
             with suppress(OSError):  # the disk may be full
                 self._append(error.report)
                 callback.round_finished(error.report.to_json())
-            self._outcome = _Outcome("failed", str(error), error)
+            self.outcome = _Outcome("failed", str(error), error)
         except Exception as error:  # noqa: BLE001  raised when the files are written
-            self._outcome = _Outcome("failed", one_line(error), error)
+            self.outcome = _Outcome("failed", one_line(error), error)
         finally:
             callback.ended()
 
     def _on_stop(self, reason: str) -> None:
-        self._outcome = _Outcome("stopped", reason)
+        self.outcome = _Outcome("stopped", reason)
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._append(report)
         spends = {} if self._ledgers is None else self._ledgers.spends
         heads = {client: spend.head for client, spend in spends.items() if spend.rounds}
         checkpoint = RunCheckpoint(state, heads, self._rounds.digest, self._releases.digest)
-        self._directory.write_checkpoint(checkpoint)
+        self.directory.write_checkpoint(checkpoint)
         self._state = state
-        self._parts.callback.round_finished(report.to_json())
+        self.parts.callback.round_finished(report.to_json())
 
     def _append(self, report: RoundReport) -> None:
         """Write the releases of a round, then its row: no row is without its releases."""
         releases = Releases(
             round=report.round_number,
             conditions=self.federation.conditions,
-            blocks="planned" if self._parts.engine.plans_blocks else "alone",
+            blocks="planned" if self.parts.engine.plans_blocks else "alone",
             model=report.model.digest,
             uploads=dict(report.clients.uploads),
         )
@@ -310,38 +318,23 @@ class _Recorder:
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
 
-    def conclude(self) -> RunResult:
+    def _conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
-        self._directory.remove(FILE)  # an interrupt may end the run a second time
-        phases = self._parts.phases
+        self.directory.remove(FILE)  # an interrupt may end the run a second time
+        phases = self.parts.phases
         phases.begin("computing the results")
-        result = self._finish(self._outcome.status, self._outcome.reason)
-        write_manifest(self._directory)
-        if self._parts.add_pages is not None:
+        result = self._finish()
+        write_manifest(self.directory)
+        if self.parts.add_pages is not None:
             phases.begin("writing the report")
-            self._parts.add_pages(self._directory)
+            self.parts.add_pages(self.directory)
         phases.end()
         return result
 
-    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> RunResult:
-        """Conclude the run as interrupted; without a directory, raise the interrupt."""
-        if not self._directory.is_locked:
-            raise interrupt
-        self._outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
-        return self.conclude()
-
-    def raise_failure(self, result: RunResult) -> None:
-        """Raise the error that ended the rounds, if there was one; the files are written."""
-        failure = self._outcome.failure
-        if isinstance(failure, FederationError):
-            raise RunFailedError(str(failure), result) from failure
-        if failure is not None:
-            raise failure
-
-    def _finish(self, status: Status, reason: str | None) -> RunResult:
-        rows, federation, directory = self._rows, self.federation, self._directory
+    def _finish(self) -> RunResult:
+        rows, federation, directory = self._rows, self.federation, self.directory
         seconds = sum(row["seconds"] for row in rows)
-        secure = secure_summary(federation, rows, one_operator=self._parts.engine.one_operator)
+        secure = secure_facts(federation, rows, one_operator=self.parts.engine.one_operator)
         spends = summarise_privacy(federation, rows, self._state)
         content = privacy_file(federation, spends, secure)
         privacy = PrivacySummary(spends, content) if spends else None
@@ -351,19 +344,19 @@ class _Recorder:
         directory.write_model(federation.saved_values(self._state.model), card.to_metadata())
         directory.write_text("privacy.json", privacy_text(content))
         directory.write_clients(content["clients"])
-        figures = self._write_figures(status)
+        figures = self._write_figures()
         personal = figures.get(PERSONALIZATION)
         # Where participation is secret, times would tell of it.
         is_secret = federation.plan.participation.is_secret
-        phases = {} if is_secret else self._parts.phases.seconds
+        phases = {} if is_secret else self.parts.phases.seconds
         summary = {
             "name": federation.experiment.name,
-            "status": status,
-            "reason": reason,
+            "status": self.outcome.status,
+            "reason": self.outcome.reason,
             "rounds": self._state.round_number,
             **metrics,
             "task": card.task,
-            "classes": card.to_json()["class_names"],
+            "classes": card.class_names,
             **({} if personal is None else {"personalization": summary_of(personal)}),
             **{name: last[name] for name in COUNTS if name in last},
             "epsilon": privacy.epsilon_statistics if privacy else None,
@@ -376,8 +369,8 @@ class _Recorder:
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
-            status=status,
-            reason=reason,
+            status=self.outcome.status,
+            reason=self.outcome.reason,
             metrics={**metrics, **personal_metrics(summary)},
             privacy=privacy,
             rounds=tuple(rows),
@@ -386,16 +379,16 @@ class _Recorder:
             model_name=federation.experiment.model.name,
         )
 
-    def _write_figures(self, status: Status) -> dict[str, dict[str, Any]]:
+    def _write_figures(self) -> dict[str, dict[str, Any]]:
         """Write the files of figures that the run has, and return their content by name."""
-        run = EndedRun(self.federation, self._state, status, self._model_metrics)
+        run = EndedRun(self.federation, self._state, self.outcome.status, self._model_metrics)
         contents: dict[str, dict[str, Any]] = {}
         for figure in FIGURES:
-            self._directory.remove(figure.name)  # a resumed run may not have it again
+            self.directory.remove(figure.name)  # a resumed run may not have it again
             content = figure.content(run)
             if content is not None:
                 contents[figure.name] = {"schema": SCHEMAS[figure.name], **content}
-                self._directory.write_json(figure.name, contents[figure.name])
+                self.directory.write_json(figure.name, contents[figure.name])
         return contents
 
     @property

@@ -25,7 +25,7 @@ from fedsim.models.catalog import ModelError
 from fedsim.models.features.transforms import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
 from fedsim.models.scores.metrics import class_names, summarise_scores
-from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
+from fedsim.models.scores.predictions import NumberPredictions, predictions_of
 from fedsim.models.settings import ModelSettings
 from fedsim.models.tasks import Targets, eval_mode, task_for
 from fedsim.runs.directory import MODEL, RunDirectory
@@ -45,21 +45,6 @@ def read_model_card(run: str | Path) -> ModelCard:
     Raises:
         RunDirectoryError: `run` is no run directory, or has no final model yet.
         DamagedRunError: the file is damaged.
-
-    Example:
-        >>> import tempfile
-        >>> import fedsim
-        >>> experiment = {
-        ...     "name": "mine",
-        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-        ...     "model": {"name": "logistic"},
-        ...     "federation": {"rounds": 2},
-        ...     "local": {"steps": 1, "batch_size": 32},
-        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-        ... }
-        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-        >>> fedsim.read_model_card(result.path).experiment
-        'mine'
     """
     return _read_model(RunDirectory.open(Path(run)))[0]
 
@@ -107,9 +92,9 @@ def load_model(
         ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
         ... }
         >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-        >>> model = fedsim.load_model(result.path)
-        >>> type(model).__name__
-        'Sequential'
+        >>> model, card = fedsim.load_model(result.path), fedsim.read_model_card(result.path)
+        >>> type(model).__name__, card.experiment
+        ('Sequential', 'mine')
     """
     settings, model = _load(run, base, build)
     if settings.features:
@@ -282,35 +267,34 @@ def predict(
 
 
 def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Predictions:
-    width, given = card.num_outputs, inputs.targets
+    given = inputs.targets
     targets = _no_targets(card, len(outputs)) if given is None else given
-    task = task_for(_LOSS_OF_TASK[card.task], targets, num_classes=width)
+    task = task_for(_LOSS_OF_TASK[card.task], targets, num_classes=card.num_outputs)
     predictions = predictions_of(task, outputs, torch.from_numpy(targets))
-    scores = None
+    classes, probabilities, scores = None, None, None
     if given is not None:
         metrics = task.metrics(task.score(outputs, torch.from_numpy(targets)), targets)
         scores = summarise_scores(predictions, card.class_names, metrics)
-    if isinstance(predictions, ClassPredictions):
-        names = class_names(predictions.num_classes, card.class_names)
+    if not isinstance(predictions, NumberPredictions):
+        classes = tuple(class_names(predictions.scores.shape[1], card.class_names))
         probabilities = predictions.probabilities
-        values: Sequence[Any] = [names[index] for index in predictions.predicted]
-        true: Sequence[Any] = [names[index] for index in predictions.targets]
-    elif isinstance(predictions, LabelPredictions):
-        names = class_names(width, card.class_names)
-        probabilities = 1 / (1 + np.exp(-predictions.scores))
-        values = predictions.predicted.astype(int).tolist()
-        true = predictions.targets.astype(int).tolist()
-    else:
-        names, probabilities = None, None
-        values, true = _numbers(predictions.predicted), _numbers(predictions.targets)
     return Predictions(
-        values=values,
-        classes=None if names is None else tuple(names),
+        values=_shown(predictions.predicted, classes),
+        classes=classes,
         probabilities=probabilities,
-        targets=None if given is None else true,
+        targets=None if given is None else _shown(predictions.targets, classes),
         kept=inputs.kept,
         scores=scores,
     )
+
+
+def _shown(values: NDArray[Any], classes: Sequence[str] | None) -> Sequence[Any]:
+    """Return predictions or targets as class names, lists of labels 0 and 1, or numbers."""
+    if classes is None:
+        return values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
+    if values.ndim == 1:
+        return [classes[index] for index in values]
+    return values.astype(int).tolist()
 
 
 def _no_targets(card: ModelCard, count: int) -> Targets:
@@ -344,10 +328,6 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path}: examples to predict must be in a .csv, .parquet or .npz file")
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-
-
-def _numbers(values: NDArray[np.float64]) -> Sequence[Any]:
-    return values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
 
 
 def _spread(name: str, values: Sequence[Any], names: Sequence[str] | None) -> dict[str, Any]:

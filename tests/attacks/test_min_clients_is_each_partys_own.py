@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,7 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     np.testing.assert_array_equal(
         read, scene.uploader(0).encode_payload(leader.offer(scene.keys), **scene.arguments(0))
     )
-    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
-    assert facts["trust"]["forged_clients"] == "undetected"
+    assert _secure_facts(scene)["trust"]["forged_clients"] == "undetected"
     page = (ROOT / "docs" / "explain" / "secure_aggregation.md").read_text()
     assert "**Clients that the server makes up.**" in page
     assert "enforced by server, helpers and clients" not in page
@@ -124,8 +124,7 @@ def test_a_helper_that_knows_the_clients_counts_no_forged_one(secure_parties: An
     with pytest.raises(WireError, match="each client needs both"):
         helper.combine(replace(honest, identities=(), signatures=()))
     assert helper.combine(honest).released
-    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
-    assert facts["trust"]["forged_clients"] == "refused"
+    assert _secure_facts(scene)["trust"]["forged_clients"] == "refused"
 
 
 def test_a_client_without_its_pinned_key_is_left_out(secure_parties: Any) -> None:
@@ -142,9 +141,20 @@ def test_a_client_without_its_pinned_key_is_left_out(secure_parties: Any) -> Non
 
 def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
     scene = secure_parties()
-    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
-    text = secure_aggregation(_facts(facts)).text
+    text = secure_aggregation(_facts(_secure_facts(scene))).text
     assert "a server that invents clients can open a sum with a single real client" in text
+
+
+def _secure_facts(scene: Any) -> dict[str, Any]:
+    """Return what a run of the scene's six clients records on secure aggregation."""
+    federation: Any = SimpleNamespace(
+        secure=scene,
+        plan=SimpleNamespace(participation=SimpleNamespace(round_sizes=(6, 6)), digest=""),
+        experiment=SimpleNamespace(privacy=None),
+    )
+    facts = secure_facts(federation, (), one_operator=True)
+    assert facts is not None
+    return facts
 
 
 def _facts(secure: dict[str, Any]) -> Facts:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from fedsim.cli import main
 from fedsim.core.errors import ExitCode
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import LOCK, RunInUseError, RunLock, hold_run, refuse_in_use
+from fedsim.runs.files import LOCK, RunInUseError, RunLock, refuse_in_use
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
@@ -164,7 +165,7 @@ def test_a_lock_file_that_was_removed_between_open_and_lock_is_not_taken(
     def ends_just_before(descriptor: int, operation: int) -> None:
         if not calls:
             calls.append(operation)
-            first.release()
+            first.close()
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", ends_just_before)
@@ -172,7 +173,7 @@ def test_a_lock_file_that_was_removed_between_open_and_lock_is_not_taken(
     assert second.is_held
     with pytest.raises(RunInUseError):
         RunLock(tmp_path)
-    second.release()
+    second.close()
     assert not (tmp_path / LOCK).exists()
 
 
@@ -185,6 +186,6 @@ def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
 
     assert child(killed) == -signal.SIGKILL
     assert (tmp_path / LOCK).exists()
-    with hold_run(tmp_path):
+    with closing(RunLock(tmp_path)):
         assert str(os.getpid()) in (tmp_path / LOCK).read_text()
     shutil.rmtree(tmp_path / "checkpoint")

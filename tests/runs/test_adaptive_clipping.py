@@ -20,7 +20,7 @@ from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.tracking.callbacks import RunCallback
@@ -72,7 +72,7 @@ def test_every_client_learns_a_bound_of_its_own(whole: Path) -> None:
     starts = {row["client"]: row["max_grad_norm"] for row in privacy["clients"]}
     assert starts == {0: 0.5, 1: 2.0, 2: 0.5, 3: 0.5, 4: 0.5}
     assert all(found[client] != starts[client] for client in found)
-    last = RunDirectory(whole).read_rounds()[-1]["clip_norm"]
+    last = RunFiles(RunDirectory(whole)).rounds[-1]["clip_norm"]
     ordered = sorted(found.values())
     assert last == {"min": ordered[0], "median": ordered[2], "max": ordered[-1]}
 
@@ -148,7 +148,7 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     with monkeypatch.context() as patch:
         patch.setattr(client_round, "block_of", power_cut)
         run_experiment(experiment(), overrides=ALONE, out=tmp_path / "cut")
-    assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
+    assert len(RunFiles(RunDirectory(tmp_path / "cut")).rounds) == 2
     run_experiment(experiment(), overrides=ALONE, out=tmp_path / "cut", resume=True)
     assert outcome_of(tmp_path / "cut") == outcome_of(alone)
     assert bounds(tmp_path / "cut") == bounds(alone)

@@ -24,7 +24,7 @@ import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import LinesFile
 from fedsim.runs.runner import run_experiment
 from fedsim.server.train_round import TrainRound
@@ -357,7 +357,7 @@ def assert_every_release_is_in_the_ledger(run: Path) -> None:
         for client in journal.clients()
         for charge in journal.history(client)
     }
-    rows = directory.read_rounds()
+    rows = RunFiles(directory).rounds
     released = {(client, row["round"]) for row in rows for client in row["participants"]}
     assert released <= charged
     checkpoint = directory.read_checkpoint()
@@ -368,7 +368,7 @@ def assert_same_result(whole: Path, run: Path) -> None:
     for name in SAME:
         assert (whole / name).read_bytes() == (run / name).read_bytes(), (run, name)
     rows = [
-        [{**row, "seconds": 0, "timeline": {}} for row in RunDirectory(path).read_rounds()]
+        [{**row, "seconds": 0, "timeline": {}} for row in RunFiles(RunDirectory(path)).rounds]
         for path in (whole, run)
     ]
     assert rows[0] == rows[1]

@@ -100,6 +100,11 @@ class LabelPredictions:
         """Number of examples that are predicted to have each label, (labels,)."""
         return self.predicted.sum(axis=0)
 
+    @cached_property
+    def probabilities(self) -> Array:
+        """Sigmoid of the logits, (n, labels)."""
+        return 1 / (1 + np.exp(-self.scores))
+
 
 @dataclass(frozen=True, eq=False)
 class NumberPredictions:

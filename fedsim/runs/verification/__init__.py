@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from fedsim.core.text_formats import is_finite
 from fedsim.runs.client_columns import clients_table
-from fedsim.runs.directory import KEPT, RunDirectory, RunFiles, is_finite
+from fedsim.runs.directory import KEPT, RunDirectory, RunFiles
 from fedsim.runs.files import alike, read_bytes
 from fedsim.runs.manifest import FILE, ManifestError, changed_files, read_manifest
 from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
@@ -55,10 +56,9 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
             yield f"system_epsilon is not the largest ε of any client, {largest:.6g}"
         stated = files.summary["epsilon"]
         wrong = [name for name in expected if not same_number(number(stated[name]), expected[name])]
-        if "max" in wrong:
-            yield f"summary.json does not name the largest ε, {largest:.6g}"
-        elif wrong:
-            yield f"summary.json does not name the {wrong[0]} ε, {expected[wrong[0]]:.6g}"
+        if wrong:
+            name = "largest" if wrong[0] == "max" else wrong[0]
+            yield f"summary.json does not name the {name} ε, {expected[wrong[0]]:.6g}"
         if files.summary["delta"] != max(row["delta"] for row in files.clients):
             yield "summary.json does not name the largest δ"
     elif privacy["system_epsilon"] is not None or files.summary["epsilon"] is not None:

@@ -6,7 +6,7 @@ even if its hash chains were computed again.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -47,10 +47,10 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         return
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the presence of privacy in both files
-    rows = files.clients
+    rows, unread = files.clients, _unread_rates(settings)
     terms, schedule = _schedule(files)
     for row, client_privacy, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
-        if _is_unreadable(files, client_privacy):
+        if client_privacy.group in unread:
             continue
         history = files.charges.get(row["client"], ())
         yield from of_client(row, _against_plan(files, row, client_privacy, plan))
@@ -164,26 +164,24 @@ def _same_event(event: Event, planned: Event) -> bool:
     return replace(cast(Any, event), event=whole) == planned and _same_event(inner, whole)
 
 
-def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:
+def _tables(settings: PrivacySettings, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Table]:
     """Return the tables that the experiment names, with the values that `privacy.json` repeats."""
-
-    def own(row: PrivateClientRow, columns: Collection[str]) -> OwnPrivacySettings:
-        values = cast(Mapping[str, Any], row)
-        return OwnPrivacySettings.model_validate({name: values[name] for name in columns})
-
     return {
-        name: {row["client"]: own(row, entry.columns) for row in rows if row["group"] == name}
+        name: {
+            row["client"]: OwnPrivacySettings.model_validate(
+                {key: row[key] for key in entry.columns}
+            )
+            for row in rows
+            if row["group"] == name
+        }
         for name, entry in settings.clients.items()
         if entry.csv is not None
     }
 
 
-def _is_unreadable(files: RunFiles, client_privacy: ClientPrivacy) -> bool:
-    """Whether a csv file outside of the run gives a client's sampling rate, and so its charges."""
-    settings, group = files.experiment.privacy, client_privacy.group
-    if settings is None or group is None:
-        return False
-    return "sampling_rate" in settings.clients[group].columns
+def _unread_rates(settings: PrivacySettings) -> set[str]:
+    """Return the groups whose sampling rates, and so charges, are in a csv file outside the run."""
+    return {name for name, entry in settings.clients.items() if "sampling_rate" in entry.columns}
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
@@ -201,7 +199,8 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     if files.experiment.privacy is None:
         return
     terms, steps_of = _schedule(files)
-    unknown = {client for client, own in enumerate(terms) if _is_unreadable(files, own)}
+    unread = _unread_rates(files.experiment.privacy)
+    unknown = {client for client, own in enumerate(terms) if own.group in unread}
     charges = {(c.client, c.round_number): c.steps for c in files.all_charges}
     for row in files.rounds:
         shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
-from safetensors import SafetensorError
-
 from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
 from fedsim.accountant.events import Adjacency
@@ -33,7 +31,6 @@ _MALFORMED = (
     LookupError,
     OSError,
     RecursionError,
-    SafetensorError,
     TypeError,
     ValueError,
 )

@@ -19,7 +19,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.rdp.selection import distribution_text
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.mechanisms.plan import Accounting
-from fedsim.core.durable import sync_directory
+from fedsim.core.durable import replace_file, sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.report.html import render_page
@@ -169,7 +169,7 @@ def write_selected(
     directory = RunDirectory(new)
     if run is not None:
         for name in MODEL:
-            directory.write_bytes(name, (run / name).read_bytes())
+            replace_file(new / name, (run / name).read_bytes())
     directory.write_json(SELECTION, selection_json(searches, score=score))
     os.replace(new, folder)
     sync_directory(folder.parent)

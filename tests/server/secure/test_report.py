@@ -1,6 +1,8 @@
 """The report states exactly what ran."""
 
 import json
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,20 +12,36 @@ from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 
 
-def report(facts: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+def report(
+    *,
+    rows: Sequence[dict[str, Any]] = (),
+    plan_digest: str = "",
+    is_integer_sum: bool = False,
+    one_operator: bool = True,
+    **keys: Any,
+) -> dict[str, Any]:
     settings = SecureAggregationSettings.model_validate(keys)
     encoder = FixedPointEncoder.from_settings(settings.encoding, num_clients=10, weighted=False)
-    arguments: dict[str, Any] = {"rounds": {}, "clients_sampled": 10, **(facts or {})}
-    return secure_facts(settings, encoder, **arguments)
+    codec = SimpleNamespace(encoder=encoder, is_integers=is_integer_sum)
+    sampled = SimpleNamespace(round_sizes=(10, 10))
+    federation: Any = SimpleNamespace(
+        secure=SimpleNamespace(settings=settings, codec=codec),
+        plan=SimpleNamespace(participation=sampled, digest=plan_digest),
+        experiment=SimpleNamespace(privacy=None),
+    )
+    facts = secure_facts(federation, rows, one_operator=one_operator)
+    assert facts is not None
+    return facts
 
 
 def test_it_is_json_and_counts_every_round() -> None:
-    rows = [(2, 9, None), (1, 10, None), (3, 0, "helper 2 is silent"), (4, 0, None)]
-    rounds = {
-        number: {"survivors": survivors, "aborted": aborted, "retried": 0, "clipped": 1}
-        for number, survivors, aborted in rows
-    }
-    facts = json.loads(json.dumps(report({"rounds": rounds}, aggregators=3)))
+    rounds = [(2, 9, None), (1, 10, None), (3, 0, "helper 2 is silent"), (4, 0, None)]
+    counts = {"retried": 0, "clipped": 1}
+    rows = [
+        {"round": number, "secure_aggregation": {"survivors": n, "aborted": aborted, **counts}}
+        for number, n, aborted in rounds
+    ]
+    facts = json.loads(json.dumps(report(rows=rows, aggregators=3)))
     assert facts["parties"]["helpers"] == 2
     assert facts["parties"]["survivors_per_round"] == [10, 9]
     assert facts["rounds"] == {
@@ -66,7 +84,7 @@ def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
         (set(), PINNED, {}),
         ({"pinned_keys"}, {"keys": HELPER}, {}),
         ({"pinned_keys"}, {"keys": CLIENTS}, {}),
-        ({"opened_once"}, PINNED, {"repeats_noise": True}),
+        ({"opened_once"}, PINNED, {"one_operator": False}),
         ({"agreed_plan"}, PINNED, {"plan_digest": ""}),
         ({"fixed_set"}, PINNED, {"is_integer_sum": False}),
         (
@@ -80,5 +98,5 @@ def test_each_condition_of_an_active_server_counts(
     unmet: set[str], settings: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     met: dict[str, Any] = {"plan_digest": "12" * 32, "is_integer_sum": True}
-    found = report({**met, **facts}, **settings)["trust"]["conditions"]
+    found = report(**{**met, **facts}, **settings)["trust"]["conditions"]
     assert {name for name, holds in found.items() if not holds} == unmet
