@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from rich.console import Console
 
 from fedsim.comparison.comparison_result import ComparisonResult, write_comparison, write_settings
 from fedsim.comparison.differences import Baseline, unit_problems, units_of
-from fedsim.comparison.given_runs import (
-    GivenVariants,
-    find_runs,
-    group_runs,
-    read_given,
-    shared_digests,
-    test_set_problems,
-)
+from fedsim.comparison.given_runs import GivenVariants, read_variants, shared_digests
 from fedsim.comparison.jobs import (
     MARKER,
     Job,
@@ -34,13 +28,12 @@ from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
-from fedsim.comparison.runs_cost import TUNING, Tuning, cost_of_tuned, tuning_cost, tuning_of_runs
-from fedsim.comparison.terminal import notebook_comparison
+from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
+from fedsim.comparison.terminal import ComparisonProgress, notebook_comparison
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
-from fedsim.experiment.yaml_loader import Node
 from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
@@ -150,19 +143,21 @@ def compare(
     else:
         comparison = load_comparison(source, changes=changes, overrides=overrides)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    return _perform(comparison, directory, workers, callback or notebook_comparison())
+    silent = ComparisonProgress(Console(quiet=True, force_terminal=False))
+    return _perform(comparison, directory, workers, callback or notebook_comparison() or silent)
 
 
 def _perform(
     comparison: LoadedComparison,
     directory: Path,
     workers: int | None,
-    callback: ComparisonCallback | None,
+    callback: ComparisonCallback,
     chosen: Mapping[str, str] | None = None,
 ) -> ComparisonResult:
     """Run the unfinished jobs of a comparison, write its files and return the result.
 
-    If the comparison tunes, its candidates run first, as another comparison with an empty `chosen`.
+    If the comparison tunes, its candidates run first, as another comparison with an empty `chosen`;
+    then `chosen` has the values of the tuned variants.
     """
     tune = comparison.settings.tune
     candidates = None if tune is None else load_candidates(comparison, tune)
@@ -180,38 +175,29 @@ def _perform(
         outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
         if interrupted and not any(outcome.is_finished for outcome in outcomes):
             raise KeyboardInterrupt
-        results, tuning = _summary(comparison, outcomes, directory, chosen)
+        results = _results(comparison, outcomes)
+        if tune is not None and chosen:
+            tuning = cost_of_tuned(results, directory, tune, chosen)
+        else:
+            tuning = tuning_cost(results, directory, comparison.settings.select)
+        if chosen is None:
+            results = replace(results, remedy=_remedy(comparison, results, directory))
         return _written(ComparisonResult(directory, results, tuning, interrupted))
 
 
-def _summary(
-    comparison: LoadedComparison,
-    outcomes: Sequence[RunOutcome],
-    directory: Path,
-    chosen: Mapping[str, str] | None,
-) -> tuple[Results, Tuning]:
-    """Return the results of all runs and their privacy cost.
-
-    `chosen` has the values of tuned variants; None without tuning, and empty for candidates.
-    """
-    settings, variants = comparison.settings, comparison.variants
+def _results(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> Results:
+    variants = comparison.variants
     results = summarise(
         comparison.name,
         outcomes,
-        metric=settings.metric,
+        metric=comparison.settings.metric,
         baseline=comparison.baseline,
         seeds=comparison.seeds,
         settings={variant.name: variant.settings for variant in variants},
         changes={variant.name: variant.changes for variant in variants},
     )
-    results = replace(
-        results,
-        remarks=tuple(arm_notes({v.name: v.arm for v in variants if v.arm is not None})),
-        remedy=_remedy(comparison, results, directory) if chosen is None else None,
-    )
-    if settings.tune is not None and chosen:
-        return results, cost_of_tuned(results, directory, settings.tune, chosen)
-    return results, tuning_cost(results, directory, settings.select)
+    notes = arm_notes({variant.name: variant.arm for variant in variants})
+    return replace(results, remarks=tuple(notes))
 
 
 def _written(result: ComparisonResult) -> ComparisonResult:
@@ -226,7 +212,7 @@ def _remedy(comparison: LoadedComparison, results: Results, directory: Path) -> 
     has_rates = all(_RATE in variant.settings for variant in comparison.variants)
     if not results.unfit or not has_rates or comparison.settings.select is not None:
         return None
-    if isinstance(comparison.base, Node):  # no file can be named
+    if isinstance(comparison.written_base, Mapping):  # no file can be named
         return f"fedsim.compare(..., tune={{{_RATE!r}: None}})"
     place = shlex.quote(str(directory))
     return f"fedsim compare {place}/{MARKER} --tune {_RATE} --out {place}"
@@ -238,22 +224,19 @@ def _run(
     directory: Path,
     workers: int | None,
     locks: tuple[int, ...],
-    callback: ComparisonCallback | None,
+    callback: ComparisonCallback,
 ) -> tuple[dict[Path, str], bool]:
     """Run the pending jobs; return (failure reasons by directory, whether the user interrupted)."""
     pending = [job for job in jobs if job.is_pending]
     here = any(job.loaded.experiment.objects for job in pending)
     count = 1 if here else min(workers or default_workers(), max(len(pending), 1))
     failures: dict[Path, str] = {}
-    if callback is not None:
-        callback.planned(comparison, jobs, count)
+    callback.planned(comparison, jobs, count)
 
     def on_message(number: int, message: Mapping[str, Any]) -> None:
-        job = pending[number]
         if message["event"] == "failed":
-            failures[job.directory] = message["reason"]
-        if callback is not None:
-            callback.worker_message(job, message)
+            failures[pending[number].directory] = message["reason"]
+        callback.worker_message(pending[number], message)
 
     perform = execute_here if here else partial(execute, workers=count, inherited=locks)
     messages = [job.to_message() for job in pending]
@@ -262,8 +245,7 @@ def _run(
     except KeyboardInterrupt:
         return failures, True
     finally:
-        if callback is not None:
-            callback.ended()
+        callback.ended()
     return failures, False
 
 
@@ -298,12 +280,7 @@ def compare_runs(
             different test sets or no common metric, or the baseline does not exist.
         ExperimentError: `experiment.yaml` of a run is not valid for this version.
     """
-    given, left_out = read_given(find_runs([Path(run) for run in runs]))
-    if len(given) < 2:
-        raise ComparisonError("\n".join([*left_out, "name at least two finished runs to compare"]))
-    variants, repeated = group_runs(given)
-    if problems := list(test_set_problems(variants)):
-        raise ComparisonError("\n".join(problems))
+    variants, left_out = read_variants([Path(run) for run in runs])
     directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
     check_directory(directory, of_runs=True)
     compared = [(name, run) for name, runs in variants.items() for run in runs]
@@ -318,7 +295,7 @@ def compare_runs(
         seeds=tuple(sorted({run.experiment.seed for _, run in compared})),
         settings={name: runs[0].settings for name, runs in variants.items()},
     )
-    results = replace(results, remarks=(*left_out, *repeated))
+    results = replace(results, remarks=tuple(left_out))
     tuning = tuning_of_runs(results, [run.path for _, run in compared])
     directory.mkdir(parents=True, exist_ok=True)
     _write_settings(results, metric, variants, directory)

@@ -14,17 +14,11 @@ from fedsim.comparison.settings import (
     file_problems,
     required_problems,
 )
-from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged
+from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged, unset_by
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
-from fedsim.experiment import (
-    Experiment,
-    ExperimentError,
-    LoadedExperiment,
-    Problem,
-    load_experiment,
-)
-from fedsim.experiment.errors import any_of, did_you_mean
+from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
+from fedsim.experiment.errors import Problem, any_of, did_you_mean
 from fedsim.experiment.load import located, read_yaml, validated
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.overrides import (
@@ -63,8 +57,7 @@ class LoadedVariant:
     @property
     def is_private(self) -> bool:
         """Whether the variant's clients train with differential privacy."""
-        privacy = self.experiment.privacy
-        return privacy is not None and privacy.adds_noise
+        return not self.experiment.not_private
 
     @property
     def unit(self) -> str | None:
@@ -78,7 +71,7 @@ class LoadedComparison:
 
     settings: ComparisonSettings
     name: str
-    base: Path | Node  # a node if the experiment was given as a mapping
+    written_base: object  # path of the base experiment; its content if it was given as a mapping
     seeds: tuple[int, ...]  # a search has only that of the base
     variants: tuple[LoadedVariant, ...]
 
@@ -90,16 +83,10 @@ class LoadedComparison:
         return self.settings.baseline
 
     @property
-    def written_base(self) -> object:
-        """The path of the base experiment; its content if the experiment was given as a mapping."""
-        return to_python(self.base) if isinstance(self.base, Node) else str(self.base.absolute())
-
-    @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
         """The variants among which a search (`select.search`) draws one at random for each run."""
-        select = self.settings.select
-        names = None if select is None else select.among or None
-        return tuple(variant for variant in self.variants if names is None or variant.name in names)
+        names = self.settings.select and self.settings.select.among
+        return tuple(variant for variant in self.variants if not names or variant.name in names)
 
 
 def load_comparison(
@@ -165,16 +152,21 @@ def load_tree(
         problems.append(COMMAND_LINE.problem(("seed",), message))
     entry = tree.entries.get("variants")
     expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
-    variants = [variant.after(overrides) for variant in expanded]
-    if first_is_centre:
-        variants = [replace(variant, origin=variants[0].name) for variant in variants]
+    variants = [
+        replace(
+            variant,
+            origin=expanded[0].name if first_is_centre else variant.origin,
+            overrides=(*unset_by(variant.overrides, overrides), *variant.overrides),
+        )
+        for variant in expanded
+    ]
     mistakes: list[Problem] = []
     loaded = _load_variants(base, variants, mistakes)
     # Variants with the settings of the variant that they were made from.
     settings_of = {variant.name: variant.settings for variant in loaded}
-    made = {v.name: v.origin for v in variants if v.name in settings_of and v.name != v.origin}
-    repeated = {name for name, of in made.items() if settings_of[name] == settings_of.get(of)}
-    loaded = tuple(variant for variant in loaded if variant.name not in repeated)
+    made = [(v.name, v.origin) for v in variants if v.name in settings_of and v.name != v.origin]
+    repeated = {name for name, of in made if settings_of[name] == settings_of.get(of)}
+    loaded = [variant for variant in loaded if variant.name not in repeated]
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
         problems += located(tree, _rules(settings, names, search=search))
@@ -182,7 +174,9 @@ def load_tree(
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
     seeds = settings.seeds or (loaded[0].experiment.seed,)
-    comparison = LoadedComparison(settings, settings.name or place.stem, base, seeds, loaded)
+    written = to_python(base) if isinstance(base, Node) else str(base.absolute())
+    name = settings.name or place.stem
+    comparison = LoadedComparison(settings, name, written, seeds, tuple(loaded))
     if search:
         rules = candidate_problems({v.name: v.experiment for v in comparison.candidates})
     else:
@@ -212,10 +206,10 @@ def _read_base(
 
 def _load_variants(
     base: Path | Node | None, variants: list[Variant], problems: list[Problem]
-) -> tuple[LoadedVariant, ...]:
+) -> list[LoadedVariant]:
     """Return the variants that have no mistakes; none where the base cannot be read."""
     if base is None:
-        return ()
+        return []
     loaded: list[LoadedVariant] = []
     mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:
@@ -228,7 +222,7 @@ def _load_variants(
             loaded.append(LoadedVariant(variant.name, changes, experiment, variant.arm))
     of_base = base.location.source if isinstance(base, Node) else str(base)
     problems += _in_words(mistakes, len(variants), of_base)
-    return tuple(loaded)
+    return loaded
 
 
 def _in_words(

@@ -6,7 +6,7 @@ the scored models depend on private data.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,13 @@ def cost_of_tuned(
     """
     everything = _cost_of(results, _all_runs(out))
     listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
+    words = results.metric.replace("_", " ")
     cost = f"On charged data: {_PRIVATE_MODELS} {_together(everything)}"
     if tune.on == "public_data":
         cost = f"On public data: {_DECLARED_PUBLIC}"
     statement = (
         f"Tuned before the comparison, each variant by itself: {', '.join(tune.keys)}, by mean "
-        f"{_words(results.metric)} over {tune.seeds} seeds that are not compared. Chosen: "
+        f"{words} over {tune.seeds} seeds that are not compared. Chosen: "
         f"{listed}. Each ε of a variant covers one run. {cost}"
     )
     return Tuning(on=tune.on, everything=everything, statement=statement)
@@ -146,8 +147,7 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
     begun = {file.parent: read_yaml_object(file) for file in files}
     private = {path: run["privacy"] for path, run in begun.items() if _is_private(run)}
     terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
-    trusts = [written_name(privacy["trust"]) for privacy in private.values()]
-    seen: list[Observer] = [CLAIMED_AGAINST[trust] for trust in trusts]
+    seen: list[Observer] = [CLAIMED_AGAINST[written_name(p["trust"])] for p in private.values()]
     against = min(seen, key=_SEES_LEAST_FIRST.index) if len(terms) == 1 else None
     curves = [
         _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
@@ -196,22 +196,18 @@ def _all_runs(out: Path) -> list[Path]:
     return sorted(run for folder in folders for run in folder.glob("*/*"))
 
 
-def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
-    """Return all charges of each client of a run; `privacy.json` of a verified run has the sums."""
-    if is_verified:
-        return [PrivacyLedger.from_list(row["ledger"]) for row in files.clients]
-    if not (files.directory.ledger.exists() or files.optional("privacy.json")):
-        return []  # the run failed before its first charge
-    return [total_of(charges) for charges in files.histories.values()]
-
-
 def _largest_rdp(path: Path, adjacency: str, *, is_verified: bool) -> Floats:
     """Return the largest RDP of any client of a run at each order of `DEFAULT_ORDERS`.
 
     A run counts with the largest bound at each order, so the sum over runs bounds every example.
     """
-    largest = np.zeros(len(DEFAULT_ORDERS))
-    for ledger in _ledgers(RunFiles(RunDirectory(path)), is_verified=is_verified):
+    files, largest = RunFiles(RunDirectory(path)), np.zeros(len(DEFAULT_ORDERS))
+    ledgers = list[PrivacyLedger]()  # a run that failed before its first charge has none
+    if is_verified:  # so that the sums in `privacy.json` are those of its ledger
+        ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in files.clients]
+    elif files.directory.ledger.exists() or files.optional("privacy.json"):
+        ledgers = [total_of(charges) for charges in files.histories.values()]
+    for ledger in ledgers:
         accountant = ledger.compose_into(RdpAccountant(adjacency=check_adjacency(adjacency)))
         # An (ε, δ) step may reveal everything with probability δ, which RDP leaves out.
         if math.isinf(accountant.get_epsilon(0.5)) or leak(accountant.steps.items()) > 0.0:
@@ -267,7 +263,7 @@ def _selection_statement(
     composed: Composition,
     everything: Composition,
 ) -> str:
-    words = _words(select.metric)
+    words = select.metric.replace("_", " ")
     if best is None:
         nothing = f"Nothing was selected: no candidate has a {words} for every seed."
         return f"{nothing} {_together(everything)}"
@@ -328,7 +324,3 @@ def _bound(composed: Composition) -> str:
     against = composed.against
     view = "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
     return f"ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g}{view}"
-
-
-def _words(metric: str) -> str:
-    return metric.replace("_", " ")

@@ -157,8 +157,10 @@ def _worse_than(
         gain = t_interval(_gains(metric, shared), confidence=confidence)
         if gain.low is not None and gain.low > 0.0:
             better.setdefault(more, []).append((gain.mean, less))
-    ranked = {name: sorted(gains, reverse=True) for name, gains in better.items()}
-    return {name: tuple(less for _, less in gains) for name, gains in ranked.items()}
+    return {
+        name: tuple(less for _, less in sorted(gains, reverse=True))
+        for name, gains in better.items()
+    }
 
 
 _Level = tuple[int, float]  # (2, 0) without privacy, (1, 0) with clipping alone, (0, ε)
@@ -168,26 +170,20 @@ def _has_more(level: _Level | None, less: _Level | None, mine: _Settings, other:
     """Return whether the first variant has more information than the second, all else equal."""
     if level is None or less is None:
         return False
-    noise, pooling = _order(level, less), _pooling(mine) - _pooling(other)
-    if min(noise, pooling) < 0 or max(noise, pooling) == 0:
+    is_close = math.isclose(level[1], less[1], rel_tol=_SAME_EPSILON)
+    same_noise, pooling = level[0] == less[0] and is_close, _pooling(mine) - _pooling(other)
+    if pooling < 0 or (same_noise and pooling == 0) or (level < less and not same_noise):
         return False
     free = [*_TUNED, *(_OF_POOLING if pooling else ())]
-    if mine.get("privacy", _MISSING) is None:
+    if level[0] == 2:
         free.append("privacy")
-    elif noise:
+    elif not same_noise:
         free += [*_OF_NOISE, *(() if level[0] == 0 else _OF_CLIPPING_ALONE)]
     sections = tuple(f"{name}." for name in free)
     return all(
         f"{key}.".startswith(sections) or mine.get(key, _MISSING) == other.get(key, _MISSING)
         for key in {**mine, **other}
     )
-
-
-def _order(level: _Level, other: _Level) -> int:
-    """Return 1, 0 or -1: whether the first has more, as much or less of its noise removed."""
-    if level[0] == other[0] and math.isclose(level[1], other[1], rel_tol=_SAME_EPSILON):
-        return 0
-    return 1 if level > other else -1
 
 
 def _privacy_level(outcomes: Sequence[RunOutcome], settings: _Settings) -> _Level | None:

@@ -186,7 +186,7 @@ ARMS: dict[str, Arm] = {
 }
 
 
-def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
+def arm_notes(arms: Mapping[str, str | None]) -> Iterator[str]:
     """Yield what each predefined baseline in `arms`, by variant, protects, and whom it trusts."""
     for arm, entry in ARMS.items():
         if names := [variant for variant, other in arms.items() if other == arm]:
@@ -211,16 +211,6 @@ class Variant:
     overrides: tuple[Override, ...]
     arm: str | None = None
 
-    def after(self, overrides: Iterable[Override]) -> "Variant":
-        """Return this variant with more overrides; where both set a key, the variant's own wins."""
-        paths = {override.path for override in self.overrides}
-        kept = (
-            override
-            for override in overrides
-            if not paths & set(itertools.accumulate((key,) for key in override.path))
-        )
-        return replace(self, overrides=(*kept, *self.overrides))
-
 
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
@@ -234,8 +224,7 @@ def expand_variants(
         path = ("variants", name)
         if not _NAME.fullmatch(name):
             problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
-            continue
-        if entry.node.value is None or isinstance(entry.node.value, dict):
+        elif entry.node.value is None or isinstance(entry.node.value, dict):
             expanded += _expand(name, entry, base, problems)
         elif not entry.node.broken:
             given = value_text(to_python(entry.node))
@@ -267,7 +256,7 @@ def _expand(
     own = fixed if single is not None else [*fixed, *firsts]
     problems += [*_reserved(own, path), *_reserved(firsts, path)]
     if arm is not None:
-        fixed = [*_arm(arm, path, {override.path for override in own}, base, problems), *fixed]
+        fixed = [*unset_by(own, _arm(arm, path, base, problems)), *fixed]
     arm_name = None if arm is None else str(arm.node.value)
     combined = points(axes, one_at_a_time=single is not None)
     for point in itertools.islice(combined, MAX_VARIANTS + 1):
@@ -277,14 +266,16 @@ def _expand(
         yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name)
 
 
-def _arm(
-    arm: Entry,
-    path: KeyPath,
-    set_paths: set[tuple[str, ...]],
-    base: Node | None,
-    problems: list[Problem],
-) -> list[Override]:
-    """Return the overrides of a baseline, without keys that the variant sets itself."""
+def unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterator[Override]:
+    """Yield those overrides of which `given` sets neither the key nor a section with the key."""
+    paths = {override.path for override in given}
+    for override in overrides:
+        if not paths & set(itertools.accumulate((key,) for key in override.path)):
+            yield override
+
+
+def _arm(arm: Entry, path: KeyPath, base: Node | None, problems: list[Problem]) -> list[Override]:
+    """Return the overrides of a baseline."""
     name, content = to_python(arm.node), None if base is None else to_python(base)
     try:
         if not isinstance(name, str) or name not in ARMS:
@@ -296,9 +287,8 @@ def _arm(
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return []
     return [
-        Override(keys, from_python(value, arm.key, problems))
-        for keys, value in ((tuple(key.split(".")), value) for key, value in changes.items())
-        if not any(keys[: len(given)] == given for given in set_paths)
+        Override(tuple(key.split(".")), from_python(value, arm.key, problems))
+        for key, value in changes.items()
     ]
 
 

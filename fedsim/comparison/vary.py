@@ -30,7 +30,7 @@ from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.yaml_loader import Location, Node, from_python, parse_yaml, to_python
+from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 MAX_VARIED = 100
 
@@ -51,21 +51,16 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
     problems: list[Problem] = []
     varied: dict[str, list[object]] = {}
     for text in texts:
-        key, equals, values = text.partition("=")
-        if not equals or not values.strip():
+        key, _, values = text.partition("=")
+        if not values.strip():
             message = f"{option} {text!r} has no values; write {option} key.path=value,value"
             problems.append(COMMAND_LINE.problem((), message))
-            continue
-        if key.strip() in varied:
+        elif key.strip() in varied:
             problems.append(COMMAND_LINE.problem((key.strip(),), f"is given twice by {option}"))
-            continue
-        mistakes: list[Problem] = []
-        try:
-            parsed = to_python(parse_yaml(f"[{values}]", COMMAND_LINE.source, mistakes))
-        except ExperimentError as error:
-            mistakes, parsed = list(error.problems), []
-        problems += [COMMAND_LINE.problem((key.strip(),), mistake.message) for mistake in mistakes]
-        varied[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
+        else:
+            for override in parse_overrides([f"{key}=[{values}]"], problems):
+                parsed = to_python(override.node)
+                varied[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
     if problems:
         raise ExperimentError(problems)
     return varied
@@ -92,10 +87,8 @@ def load_varied(
     first variant, `base`. `changes` are further keys of the comparison file, such as `seeds`.
     """
     problems: list[Problem] = []
-    given = None
     if isinstance(source, Mapping):
         path, base = Path(BASE), from_python(source, Location(BASE), problems)
-        given = base
     else:
         path, base = Path(source), read_yaml(source, problems)
     fixed = parse_overrides(overrides, problems)
@@ -103,13 +96,23 @@ def load_varied(
     if {"base", "variants"} <= base.entries.keys():
         message = "this is a comparison, which has variants of its own; leave --vary out"
         problems.append(base.location.problem((), message))
-    _refuse_many(axes, one_at_a_time, problems)
+    sizes = [len(axis) for axis in axes]
+    total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
+    if total > MAX_VARIED:
+        advice = "vary fewer values, or write a comparison file with a grid"
+        message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
+        problems.append(COMMAND_LINE.problem((), message))
+    if problems:
+        raise ExperimentError(problems)
     variants: dict[str, dict[str, object]] = {}  # equal ones appear once
     for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
         new = [other for _, value in point for other in _with_other_noise(value, base, fixed)]
         variants.setdefault(point_name(point=point) or _BASE, changes_of(new))
+    name = base.entries["name"].node.value if "name" in base.entries else None
+    title = name if isinstance(name, str) else path.stem
+    labels = axis_labels([axis[0].path for axis in axes])
     content = {
-        "name": _name(base, path, axes),
+        "name": f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS],
         "base": str(path),
         "baseline": next(iter(variants), None),
         **changes,
@@ -121,7 +124,7 @@ def load_varied(
         problems,
         overrides=fixed,
         first_is_centre=one_at_a_time,
-        given=given,
+        given=base if isinstance(source, Mapping) else None,
     )
 
 
@@ -164,20 +167,6 @@ def _axes_of(
     return axes
 
 
-def _refuse_many(
-    axes: Sequence[Sequence[Override]], one_at_a_time: bool, problems: list[Problem]
-) -> None:
-    """Raise if there are mistakes, or more than `MAX_VARIED` variants."""
-    sizes = [len(axis) for axis in axes]
-    total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
-    if total > MAX_VARIED:
-        advice = "vary fewer values, or write a comparison file with a grid"
-        message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
-        problems.append(COMMAND_LINE.problem((), message))
-    if problems:
-        raise ExperimentError(problems)
-
-
 def _without_privacy(point: Point) -> Point:
     """Return a point where a null noise key becomes `privacy: null`, without other privacy keys."""
     without = [
@@ -198,14 +187,6 @@ def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override])
         return [override]
     others = given & {*_NOISE_KEYS} - {override.path}
     return [*(Override(other, Node(None, COMMAND_LINE)) for other in others), override]
-
-
-def _name(base: Node, path: Path, axes: Sequence[Sequence[Override]]) -> str:
-    """Return the comparison's name: the experiment's name and the varied keys."""
-    name = to_python(base.entries["name"].node) if "name" in base.entries else None
-    title = name if isinstance(name, str) else path.stem
-    labels = axis_labels([axis[0].path for axis in axes])
-    return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
 
 
 # Values of the tuned keys, `{variant: {candidate: {key: value}}}`.
