@@ -25,7 +25,7 @@ from fedsim.comparison.jobs import (
     plan_jobs,
 )
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
+from fedsim.comparison.outcomes import read_outcome, read_run
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
 from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
@@ -38,20 +38,12 @@ from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
 
-DEFAULT_SEEDS = 5  # of a comparison made by `--vary`
-
 
 class ComparisonCallback(Protocol):
     """Protocol of an object that shows the progress of a comparison, such as progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Called before the first run, with the checked comparison.
-
-        Args:
-            comparison: the checked comparison.
-            jobs: one job for each run.
-            workers: number of worker processes.
-        """
+        """Called before the first run, with a job for each run and the number of processes."""
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
         """Called with each message of a job: `started`, `round`, `finished` or `failed`."""
@@ -91,8 +83,8 @@ def compare(
         one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
             unchanged file is then the first variant, `base`.
         overrides: settings of the experiment for all variants, such as `["federation.rounds=5"]`.
-        seeds: number of seeds or list of seeds, replacing those of the file; with `vary` the
-            default is `DEFAULT_SEEDS`.
+        seeds: number of seeds or list of seeds, replacing those of the file; with `vary`, the
+            default is 5.
         baseline: name of the variant that all others are compared with, replacing that of the file.
         metric: name of the compared metric, replacing that of the file.
         client_metrics: whether to evaluate the final model on every client's own data, replacing
@@ -136,7 +128,6 @@ def compare(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     if vary:
-        changes = {"seeds": DEFAULT_SEEDS, **changes}
         comparison = load_varied(
             source, vary, overrides=overrides, one_at_a_time=one_at_a_time, changes=changes
         )
@@ -175,29 +166,24 @@ def _perform(
         outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
         if interrupted and not any(outcome.is_finished for outcome in outcomes):
             raise KeyboardInterrupt
-        results = _results(comparison, outcomes)
+        variants = comparison.variants
+        results = summarise(
+            comparison.name,
+            outcomes,
+            metric=comparison.settings.metric,
+            baseline=comparison.baseline,
+            seeds=comparison.seeds,
+            settings={variant.name: variant.settings for variant in variants},
+            changes={variant.name: variant.changes for variant in variants},
+        )
+        notes = tuple(arm_notes({variant.name: variant.arm for variant in variants}))
+        remedy = _remedy(comparison, results, directory) if chosen is None else None
+        results = replace(results, remarks=notes, remedy=remedy)
         if tune is not None and chosen:
             tuning = cost_of_tuned(results, directory, tune, chosen)
         else:
             tuning = tuning_cost(results, directory, comparison.settings.select)
-        if chosen is None:
-            results = replace(results, remedy=_remedy(comparison, results, directory))
         return _written(ComparisonResult(directory, results, tuning, interrupted))
-
-
-def _results(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> Results:
-    variants = comparison.variants
-    results = summarise(
-        comparison.name,
-        outcomes,
-        metric=comparison.settings.metric,
-        baseline=comparison.baseline,
-        seeds=comparison.seeds,
-        settings={variant.name: variant.settings for variant in variants},
-        changes={variant.name: variant.changes for variant in variants},
-    )
-    notes = arm_notes({variant.name: variant.arm for variant in variants})
-    return replace(results, remarks=tuple(notes))
 
 
 def _written(result: ComparisonResult) -> ComparisonResult:
@@ -239,9 +225,9 @@ def _run(
         callback.worker_message(pending[number], message)
 
     perform = execute_here if here else partial(execute, workers=count, inherited=locks)
-    messages = [job.to_message() for job in pending]
+    log = directory / "workers.log"
     try:
-        perform(messages, log=directory / "workers.log", on_message=on_message)
+        perform([job.to_message() for job in pending], log=log, on_message=on_message)
     except KeyboardInterrupt:
         return failures, True
     finally:
@@ -298,7 +284,19 @@ def compare_runs(
     results = replace(results, remarks=tuple(left_out))
     tuning = tuning_of_runs(results, [run.path for _, run in compared])
     directory.mkdir(parents=True, exist_ok=True)
-    _write_settings(results, metric, variants, directory)
+    # It lists the runs, so that the directory stands for them.
+    content = {
+        "name": results.name,
+        "metric": metric,
+        "baseline": results.baseline,
+        "variants": {
+            name: {run.experiment.seed: str(run.path) for run in runs}
+            for name, runs in variants.items()
+        },
+        "runs": [str(run.path.resolve()) for _, run in compared],
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    RunDirectory(directory).write_text(MARKER, text)
     return _written(ComparisonResult(directory, results, tuning, interrupted=False))
 
 
@@ -328,21 +326,3 @@ def _directory_name(names: Sequence[str]) -> str:
     if len(names) > _NAMED:
         return f"{text}-and-{len(names) - _NAMED}-more"
     return text if len(names) > 1 else f"{text}-seeds"
-
-
-def _write_settings(
-    results: Results, metric: str | None, variants: GivenVariants, directory: Path
-) -> None:
-    """Write `comparison.yaml`, which lists the runs, so that the directory stands for them."""
-    content = {
-        "name": results.name,
-        "metric": metric,
-        "baseline": results.baseline,
-        "variants": {
-            name: {run.experiment.seed: str(run.path) for run in runs}
-            for name, runs in variants.items()
-        },
-        "runs": [str(run.path.resolve()) for runs in variants.values() for run in runs],
-    }
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    RunDirectory(directory).write_text(MARKER, text)

@@ -207,7 +207,10 @@ def _read_base(
 def _load_variants(
     base: Path | Node | None, variants: list[Variant], problems: list[Problem]
 ) -> list[LoadedVariant]:
-    """Return the variants that have no mistakes; none where the base cannot be read."""
+    """Return the variants that have no mistakes; none where the base cannot be read.
+
+    A problem names its variant if the location does not show it.
+    """
     if base is None:
         return []
     loaded: list[LoadedVariant] = []
@@ -221,24 +224,14 @@ def _load_variants(
             changes = changes_of(variant.overrides)
             loaded.append(LoadedVariant(variant.name, changes, experiment, variant.arm))
     of_base = base.location.source if isinstance(base, Node) else str(base)
-    problems += _in_words(mistakes, len(variants), of_base)
-    return loaded
-
-
-def _in_words(
-    mistakes: list[tuple[Variant, Problem]], num_variants: int, base: str
-) -> Iterator[Problem]:
-    """Yield the problems of all variants; name the variant if the location does not show it."""
     counts = Counter(problem for _, problem in mistakes)
     for variant, problem in mistakes:
-        if problem.source == COMMAND_LINE.source:  # the key is as it was given
-            yield problem
-        elif problem.source != base:  # written in the variant
-            yield replace(problem, path=("variants", variant.origin, *problem.path))
-        elif counts[problem] == num_variants:  # the base experiment's own
-            yield problem
-        else:
-            yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+        if problem.source not in (of_base, COMMAND_LINE.source):  # written in the variant
+            problem = replace(problem, path=("variants", variant.origin, *problem.path))
+        elif problem.source == of_base and counts[problem] < len(variants):
+            problem = replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+        problems.append(problem)
+    return loaded
 
 
 def _rules(

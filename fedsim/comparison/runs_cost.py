@@ -54,7 +54,6 @@ _SHARED = (
     " That is the cost of deployed runs, each with noise of its own; the simulated runs of one "
     "seed share their noise."
 )
-_SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,8 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
     private = {path: run["privacy"] for path, run in begun.items() if _is_private(run)}
     terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
     seen: list[Observer] = [CLAIMED_AGAINST[written_name(p["trust"])] for p in private.values()]
-    against = min(seen, key=_SEES_LEAST_FIRST.index) if len(terms) == 1 else None
+    # The last of the observers sees least.
+    against = max(seen, key=tuple(OBSERVER_NAMES).index) if len(terms) == 1 else None
     curves = [
         _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
         for path, privacy in private.items()
@@ -274,20 +274,16 @@ def _selection_statement(
         scores = "The scores were computed on the clients' training data without noise"
         none = "no ε covers them, and the choice has no privacy guarantee"
         return f"{chosen}{scores}: {none}. {_together(everything)}"
-    scores = _PRIVATE_MODELS if select.on == "public_test" else _PRIVATE_SCORES
-    return f"{chosen}{scores} {_cost(composed)}"
-
-
-def _cost(composed: Composition) -> str:
+    scored = f"{chosen}{_PRIVATE_MODELS if select.on == 'public_test' else _PRIVATE_SCORES}"
     if composed.not_private:
         without = f"{composed.not_private} of the {composed.runs} candidate runs had no privacy"
-        return f"{without}, so the choice has no privacy guarantee."
+        return f"{scored} {without}, so the choice has no privacy guarantee."
     if composed.epsilon is None or composed.selected_epsilon is None:
-        return "No finite ε covers the choice."
+        return f"{scored} No finite ε covers the choice."
     return (
-        f"The results of all {composed.runs} candidate runs were seen, so their composition "
-        f"counts: {_bound(composed)} for the chosen model with all results; no smaller ε is "
-        "claimed for the choice alone. (Had the number of runs been drawn from a Poisson "
+        f"{scored} The results of all {composed.runs} candidate runs were seen, so their "
+        f"composition counts: {_bound(composed)} for the chosen model with all results; no smaller "
+        "ε is claimed for the choice alone. (Had the number of runs been drawn from a Poisson "
         f"distribution of mean {composed.runs} and kept secret, and only the best model been "
         "released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "

@@ -78,25 +78,23 @@ def _local_only(base: Mapping[str, Any]) -> Changes:
 
 
 def _pooled(base: Mapping[str, Any]) -> Changes:
-    partition, privacy = _section(_section(base, "data"), "partition"), _section(base, "privacy")
-    local, federation = _section(base, "local"), _section(base, "federation")
-    scheme, clients = partition.get("scheme"), partition.get("num_clients")
+    scheme, clients = _at(base, "data.partition.scheme"), _at(base, "data.partition.num_clients")
     if scheme not in _DRAWN_SCHEMES or not isinstance(clients, int):
         raise ArmError(
             f"pooled gives one client the examples of all, and scheme {scheme} may leave some out; "
             f"use it with {', '.join(_DRAWN_SCHEMES)} and num_clients"
         )
-    if privacy.get("unit") == "client":
+    if _at(base, "privacy.unit") == "client":
         raise ArmError(
             "pooled has one client, so unit: client would protect everything from everybody; set "
             "privacy.unit: example with max_grad_norm in the base"
         )
-    if privacy.get("clients"):
+    if _at(base, "privacy.clients"):
         raise ArmError(
             "pooled has one client, and privacy.clients of the base gives clients budgets of their "
             "own; remove privacy.clients from the base"
         )
-    drawn = federation.get("clients_per_round")
+    drawn = _at(base, "federation.clients_per_round")
     drawn = drawn if isinstance(drawn, int) else clients
     changes: Changes = {
         "data.partition": {"scheme": "iid", "num_clients": 1},
@@ -105,14 +103,14 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
         **_alone(base),
         **_replaced(base, "federation", {"participation": {"scheme": "uniform"}}),
     }
-    kind = algorithms().get(written_name(federation.get("strategy")))
+    kind = algorithms().get(written_name(_at(base, "federation.strategy")))
     if kind is not None and (kind.uses_each_update or kind.weighs_steps):
         changes["federation.strategy"] = "fedavg"
     if base.get("faults"):
         changes["faults"] = []
-    if isinstance(batch := local.get("batch_size"), int):
+    if isinstance(batch := _at(base, "local.batch_size"), int):
         changes["local.batch_size"] = batch * drawn
-    if isinstance(rate := _section(privacy, "sampling").get("rate"), float):
+    if isinstance(rate := _at(base, "privacy.sampling.rate"), float):
         changes["privacy.sampling.rate"] = rate * drawn / clients
     return changes
 
@@ -144,8 +142,15 @@ def _local_trust(base: Mapping[str, Any]) -> Changes:
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
-    weighting = written_name(_section(base, "federation").get("weighting"))
+    weighting = written_name(_at(base, "federation.weighting"))
     return {"federation.weighting": "examples"} if weighting == "examples_over_noise" else {}
+
+
+def _at(content: object, key: str) -> Any:
+    """Return the value at a key such as `privacy.trust`; None if there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
 
 
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -220,12 +225,13 @@ def expand_variants(
     All mistakes are appended to `problems`. `base` is None where it cannot be read.
     """
     expanded: list[Variant] = []
+    content = None if base is None else to_python(base)
     for name, entry in variants.items():
         path = ("variants", name)
         if not _NAME.fullmatch(name):
             problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
         elif entry.node.value is None or isinstance(entry.node.value, dict):
-            expanded += _expand(name, entry, base, problems)
+            expanded += _expand(name, entry, content, problems)
         elif not entry.node.broken:
             given = value_text(to_python(entry.node))
             message = f"must be a mapping of what to change, got {given}"
@@ -237,9 +243,7 @@ def expand_variants(
     return expanded
 
 
-def _expand(
-    name: str, entry: Entry, base: Node | None, problems: list[Problem]
-) -> Iterator[Variant]:
+def _expand(name: str, entry: Entry, base: object, problems: list[Problem]) -> Iterator[Variant]:
     path: KeyPath = ("variants", name)
     entries = dict(entry.node.entries)
     grid, single = entries.pop(GRID, None), entries.pop(ONE_AT_A_TIME, None)
@@ -260,10 +264,9 @@ def _expand(
     arm_name = None if arm is None else str(arm.node.value)
     combined = points(axes, one_at_a_time=single is not None)
     for point in itertools.islice(combined, MAX_VARIANTS + 1):
-        chosen = [override for _, override in point]
-        paths = {override.path for override in chosen}
+        paths = {override.path for override in point.values()}
         kept = (override for override in fixed if override.path not in paths)
-        yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name)
+        yield Variant("-".join([name, *point]), name, (*kept, *point.values()), arm_name)
 
 
 def unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterator[Override]:
@@ -274,15 +277,15 @@ def unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterat
             yield override
 
 
-def _arm(arm: Entry, path: KeyPath, base: Node | None, problems: list[Problem]) -> list[Override]:
+def _arm(arm: Entry, path: KeyPath, base: object, problems: list[Problem]) -> list[Override]:
     """Return the overrides of a baseline."""
-    name, content = to_python(arm.node), None if base is None else to_python(base)
+    name = to_python(arm.node)
     try:
         if not isinstance(name, str) or name not in ARMS:
             hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
             raise ArmError(f"no such arm: {value_text(name)}{hint}")
         # A base that is no mapping is reported already.
-        changes = ARMS[name].changes(content) if isinstance(content, dict) else {}
+        changes = ARMS[name].changes(base) if isinstance(base, dict) else {}
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return []
@@ -297,8 +300,8 @@ def changes_of(overrides: Iterable[Override]) -> dict[str, object]:
     return {".".join(override.path): to_python(override.node) for override in overrides}
 
 
-# Values of varied keys, each with its label in the names of variants, such as `steps=1`.
-Point = tuple[tuple[str, Override], ...]
+# Values of varied keys, by their labels in the names of variants, such as `steps=1`.
+Point = dict[str, Override]
 
 
 def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -> Iterator[Point]:
@@ -312,22 +315,15 @@ def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -
         for label, axis in zip(labels, axes, strict=True)
     ]
     if one_at_a_time:
-        return iter([(), *((pair,) for axis in named for pair in axis)])
-    return itertools.product(*named)
+        return map(dict, [(), *((pair,) for axis in named for pair in axis)])
+    return map(dict, itertools.product(*named))
 
 
-def point_name(*names: str, point: Point) -> str:
-    """Return the name of the variant at a point, after the given first parts of the name."""
-    return "-".join([*names, *(label for label, _ in point)])
-
-
-def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
+def _flatten(node: Node, path: tuple[str, ...], base: object) -> Iterator[Override]:
     """Yield an override for each value of a variant; mappings are merged into those of the base."""
     for key, entry in node.entries.items():
         inner = (*path, *key.split("."))
-        below = _at(base, inner)
-        single = below is not None and below.value is not None and not isinstance(below.value, dict)
-        if entry.node.entries and not single:
+        if entry.node.entries and isinstance(_at(base, ".".join(inner)), dict | None):
             yield from _flatten(entry.node, inner, base)
         else:
             yield Override(inner, replace(entry.node, location=entry.key))
@@ -336,15 +332,7 @@ def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[O
 def merged(overrides: Iterable[Override], base: Node) -> list[Override]:
     """Return one override for each single value; an override with a mapping is split by key."""
     entries = {".".join(given.path): Entry(given.node.location, given.node) for given in overrides}
-    return list(_flatten(replace(base, value=entries), (), base))
-
-
-def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
-    for key in path:
-        if root is None or key not in root.entries:
-            return None
-        root = root.entries[key].node
-    return root
+    return list(_flatten(replace(base, value=entries), (), to_python(base)))
 
 
 def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:

@@ -17,14 +17,7 @@ from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_c
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.variants import (
-    Point,
-    axis_labels,
-    changes_of,
-    point_name,
-    points,
-    value_label,
-)
+from fedsim.comparison.variants import Point, axis_labels, changes_of, points, value_label
 from fedsim.core.metrics import metric_name
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
@@ -33,9 +26,9 @@ from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse
 from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 MAX_VARIED = 100
+DEFAULT_SEEDS = 5
 
 _MAX_NAME_CHARACTERS = 100
-_BASE = "base"  # name of the variant without a varied key
 _PRIVACY = ("privacy",)
 # Either of the two sets the noise: a value of one replaces the other, and null is no privacy.
 _NOISE_KEYS = (("privacy", "target_epsilon"), ("privacy", "noise_multiplier"))
@@ -96,8 +89,7 @@ def load_varied(
     if {"base", "variants"} <= base.entries.keys():
         message = "this is a comparison, which has variants of its own; leave --vary out"
         problems.append(base.location.problem((), message))
-    sizes = [len(axis) for axis in axes]
-    total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
+    total = 1 + sum(map(len, axes)) if one_at_a_time else math.prod(map(len, axes))
     if total > MAX_VARIED:
         advice = "vary fewer values, or write a comparison file with a grid"
         message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
@@ -106,14 +98,15 @@ def load_varied(
         raise ExperimentError(problems)
     variants: dict[str, dict[str, object]] = {}  # equal ones appear once
     for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
-        new = [other for _, value in point for other in _with_other_noise(value, base, fixed)]
-        variants.setdefault(point_name(point=point) or _BASE, changes_of(new))
+        new = [other for value in point.values() for other in _with_other_noise(value, base, fixed)]
+        variants.setdefault("-".join(point) or "base", changes_of(new))
     name = base.entries["name"].node.value if "name" in base.entries else None
     title = name if isinstance(name, str) else path.stem
     labels = axis_labels([axis[0].path for axis in axes])
     content = {
         "name": f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS],
         "base": str(path),
+        "seeds": DEFAULT_SEEDS,
         "baseline": next(iter(variants), None),
         **changes,
         "variants": variants,
@@ -129,11 +122,13 @@ def load_varied(
 
 
 def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
+    """Return the overrides of varied keys, one list for each key; a repeated value is a problem."""
     if all(".".join(key) in vary for key in _NOISE_KEYS):
         message = "privacy.target_epsilon and privacy.noise_multiplier exclude each other: vary one"
         problems.append(COMMAND_LINE.problem(_NOISE_KEYS[0], message))
-    varied: dict[str, Sequence[object]] = {}
+    axes = []
     for key, values in vary.items():
+        axis: list[Override] = []
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             message = f"the values to compare must be a list, got {value_text(values)}"
             problems.append(COMMAND_LINE.problem((key,), message))
@@ -141,17 +136,7 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
             message = "every variant runs with every seed; use --seeds"
             problems.append(COMMAND_LINE.problem((key,), message))
         else:
-            varied[key] = values
-    return _axes_of(varied, problems)
-
-
-def _axes_of(
-    varied: Mapping[str, Sequence[object]], problems: list[Problem]
-) -> list[list[Override]]:
-    """Return the overrides of varied keys, one list for each key; a repeated value is a problem."""
-    axes = []
-    for key, values in varied.items():
-        axis = [new for value in values for new in parse_overrides({key: value}, problems)]
+            axis = [new for value in values for new in parse_overrides({key: value}, problems)]
         named: dict[str, object] = {}
         for number, override in enumerate(axis):
             value, label = to_python(override.node), value_label(number, override.node)
@@ -169,13 +154,13 @@ def _axes_of(
 
 def _without_privacy(point: Point) -> Point:
     """Return a point where a null noise key becomes `privacy: null`, without other privacy keys."""
-    without = [
-        (name, Override(_PRIVACY, override.node))
-        for name, override in point
+    without = {
+        label: Override(_PRIVACY, override.node)
+        for label, override in point.items()
         if override.node.value is None and override.path in (*_NOISE_KEYS, _PRIVACY)
-    ]
-    others = [pair for pair in point if not without or pair[1].path[:1] != _PRIVACY]
-    return (*without, *others)
+    }
+    others = {label: new for label, new in point.items() if new.path[:1] != _PRIVACY}
+    return {**without, **others} if without else point
 
 
 def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override]) -> list[Override]:
@@ -208,10 +193,9 @@ def load_candidates(
         for candidate, chosen in values[variant.name].items()
     }
     first = {name: next(iter(candidates)) for name, candidates in values.items()}
-    base, compared = comparison.baseline, comparison.seeds
-    single = isinstance(base, str)
-    baseline = first[base] if single else {unit: first[name] for unit, name in base.items()}
-    other_seeds = (seed for seed in itertools.count() if seed not in compared)
+    base = comparison.baseline
+    baseline = first[base] if isinstance(base, str) else {unit: first[base[unit]] for unit in base}
+    other_seeds = (seed for seed in itertools.count() if seed not in comparison.seeds)
     loaded = load_comparison(
         {
             "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
@@ -256,13 +240,10 @@ def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[st
         for key, values in tune.keys.items()
         if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
     }
-    axes = _axes_of(varied, problems)
+    axes = _axes(varied, problems)
     if problems:
         raise ExperimentError(problems)
-    return {
-        point_name(variant.name, point=point): changes_of(override for _, override in point)
-        for point in points(axes)
-    }
+    return {"-".join([variant.name, *point]): changes_of(point.values()) for point in points(axes)}
 
 
 def _around(variant: LoadedVariant, key: str) -> list[object]:
