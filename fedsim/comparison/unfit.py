@@ -34,15 +34,9 @@ _OF_NOISE = (
 )
 _OF_CLIPPING_ALONE = ("privacy.trust", "privacy.noise_correlation")
 _OF_POOLING = (
-    "data.partition",
-    "federation.clients_per_round",
-    "federation.participation",
-    "federation.strategy",
+    *("data.partition", "local.batch_size", "privacy.sampling.rate", "privacy.trust", "faults"),
+    *(f"federation.{key}" for key in ("clients_per_round", "participation", "strategy")),
     "federation.ema_decay",
-    "local.batch_size",
-    "privacy.sampling.rate",
-    "privacy.trust",
-    "faults",
 )
 
 
