@@ -7,7 +7,7 @@ the scored models depend on private data.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,7 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
         return Tuning(everything=everything, statement=_without_selection(everything))
     names = select.among or [variant.name for variant in results.variants if variant.is_private]
     candidates = [variant for variant in results.variants if variant.name in names]
-    paths = [out / run.path for variant in candidates for run in variant.outcomes]
-    composed = _cost_of(results, paths)
+    composed = _cost_of(results, [out / run.path for v in candidates for run in v.outcomes])
     best = best_variant(candidates, select.metric)
     statement = _selection_statement(select, best, candidates, composed, everything)
     return Tuning(
@@ -153,18 +152,17 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
         _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
         for path, privacy in private.items()
     ]
-    counts = len(begun), len(begun) - len(private)
+    not_private = len(begun) - len(private)
+    infinite = Composition(len(begun), not_private, None, delta, None, against)
     if delta is None or len(terms) != 1 or any(np.isinf(curve).all() for curve in curves):
-        return Composition(*counts, None, delta, None, against)
+        return infinite
     seeds = [begun[path]["seed"] for path in private if private[path]["noise"] == "seeded"]
     largest, sums = np.max(curves, axis=0), np.sum(curves, axis=0)
     selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(curves)), None)
-    return Composition(
-        *counts,
+    return replace(
+        infinite,
         epsilon=_epsilon(sums, delta, len(curves)),
-        delta=delta,
         selected_epsilon=_epsilon(selected, delta, len(curves)),
-        against=against,
         shares_noise=len(set(seeds)) < len(seeds),
     )
 

@@ -239,7 +239,15 @@ def expand_variants(
         if len(expanded) > MAX_VARIANTS:
             problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
             return expanded[:MAX_VARIANTS]
-    problems += _ambiguous_names(expanded, variants)
+    seen: dict[str, Variant] = {}  # by a name that some file systems do not tell from others
+    for variant in expanded:
+        former = seen.setdefault(variant.name.casefold(), variant)
+        if former is not variant:
+            message = f"a second variant is called {path_text((variant.name,))}"
+            if former.name != variant.name:
+                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
+            place = variants[variant.origin].key
+            problems.append(place.problem(("variants", variant.origin), message))
     return expanded
 
 
@@ -388,16 +396,3 @@ def value_label(number: int, node: Node) -> str:
     names = [p.name if isinstance(p, PythonObject) else p for p in parts]
     texts = [name if isinstance(name, str) else value_text(name) for name in names]
     return "x".join(_NOT_IN_NAMES.sub("_", text) for text in texts)
-
-
-def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:
-    """Yield problems for variants whose directories would coincide on some file system."""
-    seen: dict[str, Variant] = {}
-    for variant in expanded:
-        former = seen.setdefault(variant.name.casefold(), variant)
-        if former is not variant:
-            message = f"a second variant is called {path_text((variant.name,))}"
-            if former.name != variant.name:
-                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
-            place = entries[variant.origin].key
-            yield place.problem(("variants", variant.origin), message)
