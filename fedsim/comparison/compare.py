@@ -166,17 +166,16 @@ def _perform(
         outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
         if interrupted and not any(outcome.is_finished for outcome in outcomes):
             raise KeyboardInterrupt
-        variants = comparison.variants
         results = summarise(
             comparison.name,
             outcomes,
             metric=comparison.settings.metric,
             baseline=comparison.baseline,
             seeds=comparison.seeds,
-            settings={variant.name: variant.settings for variant in variants},
-            changes={variant.name: variant.changes for variant in variants},
+            settings={variant.name: variant.settings for variant in comparison.variants},
+            changes={variant.name: variant.changes for variant in comparison.variants},
         )
-        notes = tuple(arm_notes({variant.name: variant.arm for variant in variants}))
+        notes = tuple(arm_notes({variant.name: variant.arm for variant in comparison.variants}))
         remedy = _remedy(comparison, results, directory) if chosen is None else None
         results = replace(results, remarks=notes, remedy=remedy)
         if tune is not None and chosen:
@@ -311,8 +310,7 @@ def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
     kinds = units_of(units)
     baseline: Baseline = first
     if len(kinds) > 1 and units[first] is not None:
-        names = (first, *units)
-        baseline = {kind: next(name for name in names if units[name] == kind) for kind in kinds}
+        baseline = {kind: next(n for n in (first, *units) if units[n] == kind) for kind in kinds}
     if problems := [message for _, message in unit_problems(units, baseline)]:
         raise ComparisonError(
             "the runs have two units of privacy, whose ε cannot be compared; compare the runs of "

@@ -199,19 +199,16 @@ def _test_set_problems(variants: GivenVariants) -> Iterator[str]:
         unequal = [
             f" ({a.path} and {b.path})" for a, b in pairs if a.inputs["test"] != b.inputs["test"]
         ]
-        settings = _differing(runs[0].settings, other[0].settings)
-        if unequal or (settings and not pairs):
+        mine, its = runs[0].settings, other[0].settings
+        changes = [
+            f"{key}: {setting_text(mine.get(key))} and {setting_text(its.get(key))}"
+            for key in {**mine, **its}
+            if key.startswith(_TEST_SETTINGS) and mine.get(key) != its.get(key)
+        ]
+        if unequal or (changes and not pairs):
+            settings = f": {'; '.join(changes)}" if changes else ""
             problem = f"have different test sets{''.join(unequal[:1])}{settings}"
             yield (
                 f"{first} and {name} {problem}, so their scores cannot be compared; "
                 "compare runs with one test set"
             )
-
-
-def _differing(first: Mapping[str, object], other: Mapping[str, object]) -> str:
-    changes = [
-        f"{key}: {setting_text(first.get(key))} and {setting_text(other.get(key))}"
-        for key in {**first, **other}
-        if key.startswith(_TEST_SETTINGS) and first.get(key) != other.get(key)
-    ]
-    return f": {'; '.join(changes)}" if changes else ""

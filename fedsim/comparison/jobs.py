@@ -37,8 +37,6 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError, is_finite
 from fedsim.runs.files import find_object, try_lock
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
 
-# Keys that change no number of a run.
-_WITHOUT_EFFECT = {"name", "runtime"}
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
 _RESULTS = ("summary.json", "privacy.json", "scores.json", CLIENT_METRICS)  # read from each run
@@ -54,19 +52,26 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
     fedsim, and the versions of the numeric libraries. Digests of files are keyed, so it reveals
     nothing of them.
     """
-    settings = loaded.experiment.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    experiment, base = loaded.experiment, loaded.base
+    settings = experiment.model_dump(mode="json", exclude={"name", "runtime"})
     content = {
         "experiment": settings,
         "files": {
             name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
-            for name, path in sorted(_named_files(settings, loaded.base))
+            for name, path in sorted(_named_files(settings, base))
         },
-        "plug-ins": read_sources(loaded.experiment.plugins, base=loaded.base).digest,
-        **_object_digests(loaded),
+        "plug-ins": read_sources(experiment.plugins, base=base).digest,
+        **objects_digest(experiment),
         "fedsim": fedsim.__version__,
         "source": _source_digest(),
         "packages": {name: package_version(name) for name in _PACKAGES},
     }
+    given = experiment.data.dataset
+    if isinstance(given, PythonObject) and given.arrays is not None:
+        dataset = load_dataset(experiment.data, seed=experiment.seed, base=base)
+        parts = [part for part in (dataset.train, dataset.test) if part is not None]
+        arrays = (array for part in parts for array in (part.features, part.targets))
+        content["arrays"] = private_digest(arrays)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -79,17 +84,6 @@ def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
         path = base / os.path.expanduser(settings)
         if path.is_file():
             yield settings, path
-
-
-def _object_digests(loaded: LoadedExperiment) -> dict[str, str]:
-    """Return keyed digests of Python objects: of given arrays, and of what other objects use."""
-    data, digests = loaded.experiment.data, objects_digest(loaded.experiment)
-    if isinstance(data.dataset, PythonObject) and data.dataset.arrays is not None:
-        dataset = load_dataset(data, seed=loaded.experiment.seed, base=loaded.base)
-        parts = [part for part in (dataset.train, dataset.test) if part is not None]
-        arrays = (array for part in parts for array in (part.features, part.targets))
-        return {**digests, "arrays": private_digest(arrays)}
-    return digests
 
 
 @lru_cache(maxsize=256)
@@ -111,8 +105,6 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-Action = Literal["reuse", "run", "resume"]
-
 MARKER = "comparison.yaml"
 FINISHED = ("completed", "stopped")
 
@@ -126,7 +118,7 @@ class Job:
     loaded: LoadedExperiment
     directory: Path
     digest: str  # by `run_fingerprint`
-    action: Action  # `resume` continues after the last round
+    action: Literal["reuse", "run", "resume"]  # `resume` continues after the last round
     measure: bool  # whether `client_metrics.json` must still be written
 
     @property

@@ -1,7 +1,7 @@
 """Functions that load a comparison file and check the experiment of every variant and seed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,20 +14,14 @@ from fedsim.comparison.settings import (
     file_problems,
     required_problems,
 )
-from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged, unset_by
+from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.errors import Problem, any_of, did_you_mean
 from fedsim.experiment.load import located, read_yaml, validated
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.overrides import (
-    COMMAND_LINE,
-    Override,
-    Overrides,
-    apply_overrides,
-    parse_overrides,
-)
+from fedsim.experiment.overrides import COMMAND_LINE, Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 
@@ -89,77 +83,43 @@ class LoadedComparison:
         return tuple(variant for variant in self.variants if not names or variant.name in names)
 
 
+_NO_FILE = Location("")
+BASE = "base"  # source of the mistakes in a base that is given as a mapping
+
+
 def load_comparison(
     source: str | Path | Mapping[str, object],
     *,
     search: bool = False,
     changes: Mapping[str, object] = MappingProxyType({}),
     overrides: Overrides = (),
+    location: Location = _NO_FILE,
+    first_is_centre: bool = False,
 ) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping; an ExperimentError lists all mistakes.
 
     No plug-in is imported and no data are read. All experiments are checked before the first run.
     `changes` are new values of keys of the comparison file, such as `{"seeds": 3}`, and `overrides`
     those of the base experiment. `search` loads the file for a search (`select.search`).
+    `location` is the place of mistakes in a mapping. With `first_is_centre`, other variants with
+    the settings of the first one are left out.
     """
     problems: list[Problem] = []
-    fixed, given = parse_overrides(overrides, problems), None
-    if isinstance(source, Mapping):
-        place, advice = Path(_NAME), ("give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
-        content = source.get("base")
-        if isinstance(content, Mapping):
-            given, source = from_python(content, Location(BASE), problems), {**source, "base": BASE}
-        tree = from_python(source, Location(""), problems)
-    else:
-        place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
-        tree = read_yaml(source, problems)
-    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
-        what, (fix, run) = "this is an experiment, not a comparison", advice
-        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
-        raise tree.location.error(problems, message)  # all of its keys would be unknown
+    fixed = parse_overrides(overrides, problems)
+    tree, place, given = _read(source, location, problems)
     tree = apply_overrides(tree, parse_overrides(dict(changes), problems), None, problems)
-    return load_tree(tree, place, problems, search=search, overrides=fixed, given=given)
-
-
-_NAME = "comparison"  # of one that is given as a mapping
-BASE = "base"  # source of the mistakes in a base that is given as a mapping
-
-
-def load_tree(
-    tree: Node,
-    place: Path,
-    problems: list[Problem],
-    *,
-    search: bool = False,
-    overrides: Sequence[Override] = (),
-    first_is_centre: bool = False,
-    given: Node | None = None,
-) -> LoadedComparison:
-    """Load a comparison from the parsed YAML of its file; an ExperimentError lists all mistakes.
-
-    Relative paths refer to the directory of `place`, the file, whose stem names a comparison
-    without a name. `problems` are earlier mistakes. `given` is the content of the base experiment;
-    None: read the file. With `first_is_centre`, other variants with the settings of the first one
-    are left out.
-    """
     settings = validated(tree, ComparisonSettings, problems)
     base, base_tree = (given, given) if given else _read_base(tree, place.parent, problems)
     if base_tree is not None:  # mistakes are reported later, when a variant is loaded
-        overrides = merged(overrides, base_tree)
-        base_tree = apply_overrides(base_tree, overrides, Experiment, [])
-    if any(override.path == ("seed",) for override in overrides):
+        fixed = merged(fixed, base_tree)
+        base_tree = apply_overrides(base_tree, fixed, Experiment, [])
+    if any(override.path == ("seed",) for override in fixed):
         message = "every variant runs with every seed; use --seeds"
         problems.append(COMMAND_LINE.problem(("seed",), message))
     entry = tree.entries.get("variants")
-    expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
-    variants = [
-        replace(
-            variant,
-            origin=expanded[0].name if first_is_centre else variant.origin,
-            overrides=(*unset_by(variant.overrides, overrides), *variant.overrides),
-        )
-        for variant in expanded
-    ]
+    variants = expand_variants(entry.node.entries, base_tree, fixed, problems) if entry else []
+    if first_is_centre:
+        variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
     loaded = _load_variants(base, variants, mistakes)
     # Variants with the settings of the variant that they were made from.
@@ -185,6 +145,30 @@ def load_tree(
     if problems:
         raise ExperimentError(problems)
     return comparison
+
+
+def _read(
+    source: str | Path | Mapping[str, object], location: Location, problems: list[Problem]
+) -> tuple[Node, Path, Node | None]:
+    """Return the content of a comparison, the path of its file, and its base if that is content.
+
+    The directory of the path is where relative paths begin, and its stem is the default name.
+    """
+    given = None
+    if isinstance(source, Mapping):
+        place, advice = Path("comparison"), ("give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
+        content = source.get("base")
+        if isinstance(content, Mapping):
+            given, source = from_python(content, Location(BASE), problems), {**source, "base": BASE}
+        tree = from_python(source, location, problems)
+    else:
+        place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
+        tree = read_yaml(source, problems)
+    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
+        what, (fix, run) = "this is an experiment, not a comparison", advice
+        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
+        raise tree.location.error(problems, message)  # all of its keys would be unknown
+    return tree, place, given
 
 
 def _read_base(

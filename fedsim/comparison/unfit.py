@@ -66,35 +66,28 @@ def unfit_variants(
     for all of them with probability at least 95 %. This holds for normal differences, since the
     intervals are simultaneous over all ordered pairs (Bonferroni).
     """
-    worse = _worse_than(metric, runs, settings)
-    every = (
-        _unfit(name, metric, [run for run in outcomes if run.is_finished], worse.get(name, ()))
-        for name, outcomes in runs.items()
-    )
+    worse, entry = _worse_than(metric, runs, settings), metric_entry(metric)
+    every: list[UnfitVariant] = []
+    for name, outcomes in runs.items():
+        finished = [run for run in outcomes if run.is_finished]
+        scores = [run.scores for run in finished if run.scores is not None]
+        predicted = {scored.constant_class for scored in scores}
+        single = predicted.pop() if len(predicted) == 1 else None
+        most = next((scored.majority_class for scored in scores), None)
+        pairs = _against_constant(metric, finished)
+        losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
+        is_beaten = bool(pairs) and fmean(_gains(metric, pairs)) <= 0.0
+        unfit = UnfitVariant(
+            variant=name,
+            constant=fmean([value for _, value in pairs]) if is_beaten else None,
+            answer=most if is_beaten else single,
+            is_constant=is_beaten or (entry.one_class_is_constant and single is not None),
+            has_useless_loss=_has_useless_loss(metric, finished),
+            constant_loss=fmean(losses) if losses else None,
+            worse_than=worse.get(name, ()),
+        )
+        every.append(unfit)
     return tuple(v for v in every if v.is_constant or v.has_useless_loss or v.worse_than)
-
-
-def _unfit(
-    name: str, metric: str, finished: Sequence[RunOutcome], worse_than: tuple[str, ...]
-) -> UnfitVariant:
-    scores = [run.scores for run in finished if run.scores is not None]
-    predicted = {scored.constant_class for scored in scores}
-    single = predicted.pop() if len(predicted) == 1 else None
-    most = next((scored.majority_class for scored in scores), None)
-    pairs = _against_constant(metric, finished)
-    losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
-    constant, entry = None, metric_entry(metric)
-    if pairs and fmean(_gains(metric, pairs)) <= 0.0:
-        constant = fmean([value for _, value in pairs])
-    return UnfitVariant(
-        variant=name,
-        constant=constant,
-        answer=single if constant is None else most,
-        is_constant=constant is not None or (entry.one_class_is_constant and single is not None),
-        has_useless_loss=_has_useless_loss(metric, finished),
-        constant_loss=fmean(losses) if losses else None,
-        worse_than=worse_than,
-    )
 
 
 def _has_useless_loss(metric: str, finished: Sequence[RunOutcome]) -> bool:

@@ -218,11 +218,15 @@ class Variant:
 
 
 def expand_variants(
-    variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
+    variants: Mapping[str, Entry],
+    base: Node | None,
+    overrides: Sequence[Override],
+    problems: list[Problem],
 ) -> list[Variant]:
     """Return the variants in the order of the file, one for each combination of values of a grid.
 
-    All mistakes are appended to `problems`. `base` is None where it cannot be read.
+    Each variant begins with the overrides for all, without the keys that it sets itself. All
+    mistakes are appended to `problems`. `base` is None where it cannot be read.
     """
     expanded: list[Variant] = []
     content = None if base is None else to_python(base)
@@ -231,10 +235,13 @@ def expand_variants(
         if not _NAME.fullmatch(name):
             problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
         elif entry.node.value is None or isinstance(entry.node.value, dict):
-            expanded += _expand(name, entry, content, problems)
+            for variant in _expand(name, entry, content, problems):
+                unset = _unset_by(variant.overrides, overrides)
+                expanded.append(replace(variant, overrides=(*unset, *variant.overrides)))
         elif not entry.node.broken:
-            given = value_text(to_python(entry.node))
-            message = f"must be a mapping of what to change, got {given}"
+            message = (
+                f"must be a mapping of what to change, got {value_text(to_python(entry.node))}"
+            )
             problems.append(entry.key.problem(path, message))
         if len(expanded) > MAX_VARIANTS:
             problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
@@ -268,16 +275,16 @@ def _expand(name: str, entry: Entry, base: object, problems: list[Problem]) -> I
     own = fixed if single is not None else [*fixed, *firsts]
     problems += [*_reserved(own, path), *_reserved(firsts, path)]
     if arm is not None:
-        fixed = [*unset_by(own, _arm(arm, path, base, problems)), *fixed]
-    arm_name = None if arm is None else str(arm.node.value)
+        fixed = [*_unset_by(own, _arm(arm, path, base, problems)), *fixed]
     combined = points(axes, one_at_a_time=single is not None)
     for point in itertools.islice(combined, MAX_VARIANTS + 1):
         paths = {override.path for override in point.values()}
         kept = (override for override in fixed if override.path not in paths)
-        yield Variant("-".join([name, *point]), name, (*kept, *point.values()), arm_name)
+        chosen = (*kept, *point.values())
+        yield Variant("-".join([name, *point]), name, chosen, arm and str(arm.node.value))
 
 
-def unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterator[Override]:
+def _unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterator[Override]:
     """Yield those overrides of which `given` sets neither the key nor a section with the key."""
     paths = {override.path for override in given}
     for override in overrides:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.differences import setting_text
-from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison, load_tree
+from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
@@ -105,19 +105,14 @@ def load_varied(
     labels = axis_labels([axis[0].path for axis in axes])
     content = {
         "name": f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS],
-        "base": str(path),
+        "base": source if isinstance(source, Mapping) else str(path),
         "seeds": DEFAULT_SEEDS,
         "baseline": next(iter(variants), None),
         **changes,
         "variants": variants,
     }
-    return load_tree(
-        from_python(content, COMMAND_LINE, problems),
-        Path(BASE),
-        problems,
-        overrides=fixed,
-        first_is_centre=one_at_a_time,
-        given=base if isinstance(source, Mapping) else None,
+    return load_comparison(
+        content, overrides=fixed, location=COMMAND_LINE, first_is_centre=one_at_a_time
     )
 
 

@@ -117,8 +117,7 @@ class _RunReporter:
         self.federation, pairing = federation, pair_digests(federation)
         content = {"schema": SCHEMAS[RECORD], **self.record, "pairing": pairing}
         RunDirectory(path).write_json(RECORD, content)
-        rounds = federation.experiment.federation.rounds
-        self.send({"event": "started", "rounds": rounds})
+        self.send({"event": "started", "rounds": federation.experiment.federation.rounds})
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Send the number of the finished round."""
