@@ -116,8 +116,8 @@ def load_comparison(
     if any(override.path == ("seed",) for override in fixed):
         message = "every variant runs with every seed; use --seeds"
         problems.append(COMMAND_LINE.problem(("seed",), message))
-    entry = tree.entries.get("variants")
-    variants = expand_variants(entry.node.entries, base_tree, fixed, problems) if entry else []
+    entry, content = tree.entries.get("variants"), base_tree and to_python(base_tree)
+    variants = expand_variants(entry.node.entries, content, fixed, problems) if entry else []
     if first_is_centre:
         variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []

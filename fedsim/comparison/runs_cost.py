@@ -299,9 +299,8 @@ def _together(everything: Composition) -> str:
         runs, cost, have = "run", "costs", "has"
     without = ""
     if everything.not_private:
-        without = (
-            f"; the other {everything.not_private} had no privacy, so there is no finite ε for all"
-        )
+        others = f"the other {everything.not_private} had no privacy"
+        without = f"; {others}, so there is no finite ε for all"
     if everything.epsilon is None and everything.against is None:
         terms = "have two units or adjacencies, which do not compose to one ε"
         return f"The {runs} with privacy {terms}{without}."

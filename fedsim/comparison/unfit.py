@@ -137,13 +137,11 @@ def _worse_than(
     ]
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
-        shared = list(shared_values(runs[less], runs[more], metric).values())
-        if not shared:
-            continue
-        confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
-        gain = t_interval(_gains(metric, shared), confidence=confidence)
-        if gain.low is not None and gain.low > 0.0:
-            better.setdefault(more, []).append((gain.mean, less))
+        if shared := list(shared_values(runs[less], runs[more], metric).values()):
+            confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
+            gain = t_interval(_gains(metric, shared), confidence=confidence)
+            if gain.low is not None and gain.low > 0.0:
+                better.setdefault(more, []).append((gain.mean, less))
     return {
         name: tuple(less for _, less in sorted(gains, reverse=True))
         for name, gains in better.items()

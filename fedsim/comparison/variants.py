@@ -42,8 +42,8 @@ class Arm:
 
 
 def _clipping_only(base: Mapping[str, Any]) -> Changes:
-    privacy = _section(base, "privacy")
-    if base.get("task") == "pate" or not privacy:
+    privacy = _at(base, "privacy")
+    if base.get("task") == "pate" or not privacy or not isinstance(privacy, Mapping):
         raise ArmError(
             "clipping_only needs privacy settings that bound gradients or updates; set "
             "privacy.max_grad_norm in the base"
@@ -54,7 +54,7 @@ def _clipping_only(base: Mapping[str, Any]) -> Changes:
             f"clipping_only clips gradients or updates, and mechanism: {mechanism} clips none; set "
             f"privacy.mechanism: {GRADIENT_PERTURBATION} in the base"
         )
-    if privacy.get("clients") or _section(privacy, "clipping").get("groups"):
+    if privacy.get("clients") or _at(base, "privacy.clipping.groups"):
         raise ArmError(
             "clipping_only takes the noise from everybody, and the base gives noise or bounds to "
             "single clients or groups; remove privacy.clients and privacy.clipping.groups there"
@@ -126,8 +126,9 @@ def _perturbed(base: Mapping[str, Any], *, kind: str) -> Changes:
 
 def _replaced(base: Mapping[str, Any], name: str, values: Mapping[str, object]) -> Changes:
     """Return new values of those keys of a section that the base has."""
-    section = _section(base, name)
-    return {f"{name}.{key}": value for key, value in values.items() if key in section}
+    section = _at(base, name)
+    known = section if isinstance(section, Mapping) else {}
+    return {f"{name}.{key}": value for key, value in values.items() if key in known}
 
 
 def _alone(base: Mapping[str, Any]) -> Changes:
@@ -137,8 +138,8 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
-    trust = written_name(_section(base, "privacy").get("trust", "local"))
-    return {} if trust == "local" else {"privacy.trust": "local"}
+    trust = _at(base, "privacy.trust")
+    return {} if trust is None or written_name(trust) == "local" else {"privacy.trust": "local"}
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
@@ -151,11 +152,6 @@ def _at(content: object, key: str) -> Any:
     for part in key.split("."):
         content = content.get(part) if isinstance(content, Mapping) else None
     return content
-
-
-def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = content.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 ARMS: dict[str, Arm] = {
@@ -218,30 +214,26 @@ class Variant:
 
 
 def expand_variants(
-    variants: Mapping[str, Entry],
-    base: Node | None,
-    overrides: Sequence[Override],
-    problems: list[Problem],
+    variants: Mapping[str, Entry], base: object, overrides: list[Override], problems: list[Problem]
 ) -> list[Variant]:
     """Return the variants in the order of the file, one for each combination of values of a grid.
 
     Each variant begins with the overrides for all, without the keys that it sets itself. All
-    mistakes are appended to `problems`. `base` is None where it cannot be read.
+    mistakes are appended to `problems`. `base` is the content of the base experiment; None where
+    it cannot be read.
     """
     expanded: list[Variant] = []
-    content = None if base is None else to_python(base)
     for name, entry in variants.items():
         path = ("variants", name)
         if not _NAME.fullmatch(name):
             problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
         elif entry.node.value is None or isinstance(entry.node.value, dict):
-            for variant in _expand(name, entry, content, problems):
+            for variant in _expand(name, entry, base, problems):
                 unset = _unset_by(variant.overrides, overrides)
                 expanded.append(replace(variant, overrides=(*unset, *variant.overrides)))
         elif not entry.node.broken:
-            message = (
-                f"must be a mapping of what to change, got {value_text(to_python(entry.node))}"
-            )
+            given = value_text(to_python(entry.node))
+            message = f"must be a mapping of what to change, got {given}"
             problems.append(entry.key.problem(path, message))
         if len(expanded) > MAX_VARIANTS:
             problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
