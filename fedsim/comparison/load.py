@@ -121,7 +121,7 @@ def load_comparison(
     if first_is_centre:
         variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
-    loaded = _load_variants(base, variants, mistakes)
+    loaded = [] if base is None else _load_variants(base, variants, mistakes)
     # Variants with the settings of the variant that they were made from.
     settings_of = {variant.name: variant.settings for variant in loaded}
     made = [(v.name, v.origin) for v in variants if v.name in settings_of and v.name != v.origin]
@@ -189,14 +189,9 @@ def _read_base(
 
 
 def _load_variants(
-    base: Path | Node | None, variants: list[Variant], problems: list[Problem]
+    base: Path | Node, variants: list[Variant], problems: list[Problem]
 ) -> list[LoadedVariant]:
-    """Return the variants that have no mistakes; none where the base cannot be read.
-
-    A problem names its variant if the location does not show it.
-    """
-    if base is None:
-        return []
+    """Return the variants without mistakes; a problem names its variant if its place does not."""
     loaded: list[LoadedVariant] = []
     mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:

@@ -258,9 +258,8 @@ def _expand(name: str, entry: Entry, base: object, problems: list[Problem]) -> I
     if grid is not None and single is not None:
         message = "grid and one_at_a_time exclude each other: write two variants"
         problems.append(single.key.problem((*path, ONE_AT_A_TIME), message))
-        grid = None
     fixed = list(_flatten(replace(entry.node, value=entries), (), base))
-    varied, kind = grid or single, GRID if single is None else ONE_AT_A_TIME
+    varied, kind = single or grid, GRID if single is None else ONE_AT_A_TIME
     axes = [] if varied is None else _axes(varied, (*path, kind), problems)
     firsts = [axis[0] for axis in axes]
     # One at a time, a key may also be one of the variant itself, the centre.
@@ -367,8 +366,8 @@ def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
     for override in overrides:
         place = override.node.location
         if not all(override.path):
-            key = ".".join(override.path)
-            yield place.problem((*path, key), "is not a key; write key.path: value")
+            message = "is not a key; write key.path: value"
+            yield place.problem((*path, ".".join(override.path)), message)
         elif override.path == ("seed",):
             message = "every variant runs with the seeds of seeds:; leave it out"
             yield place.problem((*path, "seed"), message)

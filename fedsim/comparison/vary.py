@@ -218,9 +218,8 @@ def tuned_comparison(
         best = best_variant(runs, results.metric)
         if best is None:
             lacks = f"has a {metric_name(results.metric)} for every seed, of {', '.join(values)}"
-            raise ComparisonError(
-                f"tune: no candidate of {variant.name!r} {lacks}; try other values"
-            )
+            message = f"tune: no candidate of {variant.name!r} {lacks}; try other values"
+            raise ComparisonError(message)
         tuned = loaded[best.name]
         variants.append(replace(variant, changes=tuned.changes, loaded=tuned.loaded))
         texts[variant.name] = _chosen_text(values[best.name], list(values.values()))
