@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from rich.console import Console
 
 from fedsim.comparison.comparison_result import ComparisonResult, write_comparison, write_settings
 from fedsim.comparison.differences import Baseline, unit_problems, units_of
-from fedsim.comparison.given_runs import (
-    GivenVariants,
-    find_runs,
-    group_runs,
-    read_given,
-    shared_digests,
-    test_set_problems,
-)
+from fedsim.comparison.given_runs import GivenVariants, read_variants, shared_digests
 from fedsim.comparison.jobs import (
     MARKER,
     Job,
@@ -31,34 +25,25 @@ from fedsim.comparison.jobs import (
     plan_jobs,
 )
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
+from fedsim.comparison.outcomes import read_outcome, read_run
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
-from fedsim.comparison.runs_cost import TUNING, Tuning, cost_of_tuned, tuning_cost, tuning_of_runs
-from fedsim.comparison.terminal import notebook_comparison
+from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
+from fedsim.comparison.terminal import ComparisonProgress, notebook_comparison
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
-from fedsim.experiment.yaml_loader import Node
 from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
-
-DEFAULT_SEEDS = 5  # of a comparison made by `--vary`
 
 
 class ComparisonCallback(Protocol):
     """Protocol of an object that shows the progress of a comparison, such as progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Called before the first run, with the checked comparison.
-
-        Args:
-            comparison: the checked comparison.
-            jobs: one job for each run.
-            workers: number of worker processes.
-        """
+        """Called before the first run, with a job for each run and the number of processes."""
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
         """Called with each message of a job: `started`, `round`, `finished` or `failed`."""
@@ -98,8 +83,8 @@ def compare(
         one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
             unchanged file is then the first variant, `base`.
         overrides: settings of the experiment for all variants, such as `["federation.rounds=5"]`.
-        seeds: number of seeds or list of seeds, replacing those of the file; with `vary` the
-            default is `DEFAULT_SEEDS`.
+        seeds: number of seeds or list of seeds, replacing those of the file; with `vary`, the
+            default is 5.
         baseline: name of the variant that all others are compared with, replacing that of the file.
         metric: name of the compared metric, replacing that of the file.
         client_metrics: whether to evaluate the final model on every client's own data, replacing
@@ -143,26 +128,27 @@ def compare(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     if vary:
-        changes = {"seeds": DEFAULT_SEEDS, **changes}
         comparison = load_varied(
             source, vary, overrides=overrides, one_at_a_time=one_at_a_time, changes=changes
         )
     else:
         comparison = load_comparison(source, changes=changes, overrides=overrides)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    return _perform(comparison, directory, workers, callback or notebook_comparison())
+    silent = ComparisonProgress(Console(quiet=True, force_terminal=False))
+    return _perform(comparison, directory, workers, callback or notebook_comparison() or silent)
 
 
 def _perform(
     comparison: LoadedComparison,
     directory: Path,
     workers: int | None,
-    callback: ComparisonCallback | None,
+    callback: ComparisonCallback,
     chosen: Mapping[str, str] | None = None,
 ) -> ComparisonResult:
     """Run the unfinished jobs of a comparison, write its files and return the result.
 
-    If the comparison tunes, its candidates run first, as another comparison with an empty `chosen`.
+    If the comparison tunes, its candidates run first, as another comparison with an empty `chosen`;
+    then `chosen` has the values of the tuned variants.
     """
     tune = comparison.settings.tune
     candidates = None if tune is None else load_candidates(comparison, tune)
@@ -180,38 +166,23 @@ def _perform(
         outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
         if interrupted and not any(outcome.is_finished for outcome in outcomes):
             raise KeyboardInterrupt
-        results, tuning = _summary(comparison, outcomes, directory, chosen)
+        results = summarise(
+            comparison.name,
+            outcomes,
+            metric=comparison.settings.metric,
+            baseline=comparison.baseline,
+            seeds=comparison.seeds,
+            settings={variant.name: variant.settings for variant in comparison.variants},
+            changes={variant.name: variant.changes for variant in comparison.variants},
+        )
+        notes = tuple(arm_notes({variant.name: variant.arm for variant in comparison.variants}))
+        remedy = _remedy(comparison, results, directory) if chosen is None else None
+        results = replace(results, remarks=notes, remedy=remedy)
+        if tune is not None and chosen:
+            tuning = cost_of_tuned(results, directory, tune, chosen)
+        else:
+            tuning = tuning_cost(results, directory, comparison.settings.select)
         return _written(ComparisonResult(directory, results, tuning, interrupted))
-
-
-def _summary(
-    comparison: LoadedComparison,
-    outcomes: Sequence[RunOutcome],
-    directory: Path,
-    chosen: Mapping[str, str] | None,
-) -> tuple[Results, Tuning]:
-    """Return the results of all runs and their privacy cost.
-
-    `chosen` has the values of tuned variants; None without tuning, and empty for candidates.
-    """
-    settings, variants = comparison.settings, comparison.variants
-    results = summarise(
-        comparison.name,
-        outcomes,
-        metric=settings.metric,
-        baseline=comparison.baseline,
-        seeds=comparison.seeds,
-        settings={variant.name: variant.settings for variant in variants},
-        changes={variant.name: variant.changes for variant in variants},
-    )
-    results = replace(
-        results,
-        remarks=tuple(arm_notes({v.name: v.arm for v in variants if v.arm is not None})),
-        remedy=_remedy(comparison, results, directory) if chosen is None else None,
-    )
-    if settings.tune is not None and chosen:
-        return results, cost_of_tuned(results, directory, settings.tune, chosen)
-    return results, tuning_cost(results, directory, settings.select)
 
 
 def _written(result: ComparisonResult) -> ComparisonResult:
@@ -226,7 +197,7 @@ def _remedy(comparison: LoadedComparison, results: Results, directory: Path) -> 
     has_rates = all(_RATE in variant.settings for variant in comparison.variants)
     if not results.unfit or not has_rates or comparison.settings.select is not None:
         return None
-    if isinstance(comparison.base, Node):  # no file can be named
+    if isinstance(comparison.written_base, Mapping):  # no file can be named
         return f"fedsim.compare(..., tune={{{_RATE!r}: None}})"
     place = shlex.quote(str(directory))
     return f"fedsim compare {place}/{MARKER} --tune {_RATE} --out {place}"
@@ -238,32 +209,28 @@ def _run(
     directory: Path,
     workers: int | None,
     locks: tuple[int, ...],
-    callback: ComparisonCallback | None,
+    callback: ComparisonCallback,
 ) -> tuple[dict[Path, str], bool]:
     """Run the pending jobs; return (failure reasons by directory, whether the user interrupted)."""
     pending = [job for job in jobs if job.is_pending]
     here = any(job.loaded.experiment.objects for job in pending)
     count = 1 if here else min(workers or default_workers(), max(len(pending), 1))
     failures: dict[Path, str] = {}
-    if callback is not None:
-        callback.planned(comparison, jobs, count)
+    callback.planned(comparison, jobs, count)
 
     def on_message(number: int, message: Mapping[str, Any]) -> None:
-        job = pending[number]
         if message["event"] == "failed":
-            failures[job.directory] = message["reason"]
-        if callback is not None:
-            callback.worker_message(job, message)
+            failures[pending[number].directory] = message["reason"]
+        callback.worker_message(pending[number], message)
 
     perform = execute_here if here else partial(execute, workers=count, inherited=locks)
-    messages = [job.to_message() for job in pending]
+    log = directory / "workers.log"
     try:
-        perform(messages, log=directory / "workers.log", on_message=on_message)
+        perform([job.to_message() for job in pending], log=log, on_message=on_message)
     except KeyboardInterrupt:
         return failures, True
     finally:
-        if callback is not None:
-            callback.ended()
+        callback.ended()
     return failures, False
 
 
@@ -298,12 +265,7 @@ def compare_runs(
             different test sets or no common metric, or the baseline does not exist.
         ExperimentError: `experiment.yaml` of a run is not valid for this version.
     """
-    given, left_out = read_given(find_runs([Path(run) for run in runs]))
-    if len(given) < 2:
-        raise ComparisonError("\n".join([*left_out, "name at least two finished runs to compare"]))
-    variants, repeated = group_runs(given)
-    if problems := list(test_set_problems(variants)):
-        raise ComparisonError("\n".join(problems))
+    variants, left_out = read_variants([Path(run) for run in runs])
     directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
     check_directory(directory, of_runs=True)
     compared = [(name, run) for name, runs in variants.items() for run in runs]
@@ -318,10 +280,22 @@ def compare_runs(
         seeds=tuple(sorted({run.experiment.seed for _, run in compared})),
         settings={name: runs[0].settings for name, runs in variants.items()},
     )
-    results = replace(results, remarks=(*left_out, *repeated))
+    results = replace(results, remarks=tuple(left_out))
     tuning = tuning_of_runs(results, [run.path for _, run in compared])
     directory.mkdir(parents=True, exist_ok=True)
-    _write_settings(results, metric, variants, directory)
+    # It lists the runs, so that the directory stands for them.
+    content = {
+        "name": results.name,
+        "metric": metric,
+        "baseline": results.baseline,
+        "variants": {
+            name: {run.experiment.seed: str(run.path) for run in runs}
+            for name, runs in variants.items()
+        },
+        "runs": [str(run.path.resolve()) for _, run in compared],
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    RunDirectory(directory).write_text(MARKER, text)
     return _written(ComparisonResult(directory, results, tuning, interrupted=False))
 
 
@@ -336,8 +310,7 @@ def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
     kinds = units_of(units)
     baseline: Baseline = first
     if len(kinds) > 1 and units[first] is not None:
-        names = (first, *units)
-        baseline = {kind: next(name for name in names if units[name] == kind) for kind in kinds}
+        baseline = {kind: next(n for n in (first, *units) if units[n] == kind) for kind in kinds}
     if problems := [message for _, message in unit_problems(units, baseline)]:
         raise ComparisonError(
             "the runs have two units of privacy, whose ε cannot be compared; compare the runs of "
@@ -351,21 +324,3 @@ def _directory_name(names: Sequence[str]) -> str:
     if len(names) > _NAMED:
         return f"{text}-and-{len(names) - _NAMED}-more"
     return text if len(names) > 1 else f"{text}-seeds"
-
-
-def _write_settings(
-    results: Results, metric: str | None, variants: GivenVariants, directory: Path
-) -> None:
-    """Write `comparison.yaml`, which lists the runs, so that the directory stands for them."""
-    content = {
-        "name": results.name,
-        "metric": metric,
-        "baseline": results.baseline,
-        "variants": {
-            name: {run.experiment.seed: str(run.path) for run in runs}
-            for name, runs in variants.items()
-        },
-        "runs": [str(run.path.resolve()) for runs in variants.values() for run in runs],
-    }
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    RunDirectory(directory).write_text(MARKER, text)

@@ -42,12 +42,27 @@ class GivenRun:
     inputs: dict[str, str]  # from `checkpoint/inputs.json`
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that the given paths name or contain, each once."""
-    runs: dict[Path, Path] = {}
+# Variants by name: the runs of a variant differ only in the seed.
+GivenVariants = Mapping[str, tuple[GivenRun, ...]]
+
+
+def read_variants(paths: Sequence[Path]) -> tuple[GivenVariants, list[str]]:
+    """Return the variants of the runs that the paths name or contain, and why runs are left out.
+
+    Raises:
+        RunDirectoryError: a directory contains no run.
+        ComparisonError: runs fail verification, have different test sets, or are fewer than two.
+    """
+    found: dict[Path, Path] = {}
     for run in (run for path in paths for run in _runs_of(path)):
-        runs.setdefault(run.resolve(), run)
-    return list(runs.values())
+        found.setdefault(run.resolve(), run)
+    given, left_out = read_given(list(found.values()))
+    if len(given) < 2:
+        raise ComparisonError("\n".join([*left_out, "name at least two finished runs to compare"]))
+    variants, repeated = group_runs(given)
+    if problems := list(_test_set_problems(variants)):
+        raise ComparisonError("\n".join(problems))
+    return variants, [*left_out, *repeated]
 
 
 def _runs_of(path: Path) -> list[Path]:
@@ -55,18 +70,15 @@ def _runs_of(path: Path) -> list[Path]:
     if not path.is_dir():
         problem = "is a file; name run directories alone" if path.exists() else "does not exist"
         raise RunDirectoryError(f"{path} {problem}")
-    if (path / MARKER).is_file():
-        named = read_object(path / MARKER).get("runs")
-        if isinstance(named, list):
-            return [Path(str(run)) for run in named]
-        return _below(path, "runs/*/*")
-    inside = [] if (path / _EXPERIMENT).is_file() else _below(path, "*")
-    return inside or [path]
-
-
-def _below(path: Path, pattern: str) -> list[Path]:
-    files = path.glob(f"{pattern}/{_EXPERIMENT}")
-    return sorted(file.parent for file in files if file.is_file())
+    is_comparison = (path / MARKER).is_file()
+    named = read_object(path / MARKER).get("runs") if is_comparison else None
+    if isinstance(named, list):
+        return [Path(str(run)) for run in named]
+    if not is_comparison and (path / _EXPERIMENT).is_file():
+        return [path]
+    files = path.glob(f"{'runs/*/*' if is_comparison else '*'}/{_EXPERIMENT}")
+    inside = sorted(file.parent for file in files if file.is_file())
+    return inside if inside or is_comparison else [path]
 
 
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
@@ -105,10 +117,6 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
 _MAX_NAME_CHARACTERS = 60
 _SEED_ENDING = re.compile(r"[-_.=]*(seed|s)?[-_.=]*\Z")
 _SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
-
-
-# Variants by name: the runs of a variant differ only in the seed.
-GivenVariants = Mapping[str, tuple[GivenRun, ...]]
 
 
 def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
@@ -178,7 +186,7 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
     }
 
 
-def test_set_problems(variants: GivenVariants) -> Iterator[str]:
+def _test_set_problems(variants: GivenVariants) -> Iterator[str]:
     """Yield a message for each variant whose test set differs from that of the first variant.
 
     Runs with the same seed must have the same test targets. If two variants have no seed in common,
@@ -191,19 +199,16 @@ def test_set_problems(variants: GivenVariants) -> Iterator[str]:
         unequal = [
             f" ({a.path} and {b.path})" for a, b in pairs if a.inputs["test"] != b.inputs["test"]
         ]
-        settings = _differing(runs[0].settings, other[0].settings)
-        if unequal or (settings and not pairs):
+        mine, its = runs[0].settings, other[0].settings
+        changes = [
+            f"{key}: {setting_text(mine.get(key))} and {setting_text(its.get(key))}"
+            for key in {**mine, **its}
+            if key.startswith(_TEST_SETTINGS) and mine.get(key) != its.get(key)
+        ]
+        if unequal or (changes and not pairs):
+            settings = f": {'; '.join(changes)}" if changes else ""
             problem = f"have different test sets{''.join(unequal[:1])}{settings}"
             yield (
                 f"{first} and {name} {problem}, so their scores cannot be compared; "
                 "compare runs with one test set"
             )
-
-
-def _differing(first: Mapping[str, object], other: Mapping[str, object]) -> str:
-    changes = [
-        f"{key}: {setting_text(first.get(key))} and {setting_text(other.get(key))}"
-        for key in {**first, **other}
-        if key.startswith(_TEST_SETTINGS) and first.get(key) != other.get(key)
-    ]
-    return f": {'; '.join(changes)}" if changes else ""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from importlib.util import find_spec
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -39,8 +39,6 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import find_object
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
 
-# Keys that change no number of a run.
-_WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
 _RESULTS = ("summary.json", "privacy.json", "scores.json", CLIENT_METRICS)  # read from each run
@@ -56,21 +54,26 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
     fedsim, and the versions of the numeric libraries. Digests of files are keyed, so it reveals
     nothing of them.
     """
-    settings = loaded.experiment.model_dump(mode="json")
-    for key in _WITHOUT_EFFECT:
-        settings.pop(key)
+    experiment, base = loaded.experiment, loaded.base
+    settings = experiment.model_dump(mode="json", exclude={"name", "runtime"})
     content = {
         "experiment": settings,
         "files": {
             name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
-            for name, path in sorted(_named_files(settings, loaded.base))
+            for name, path in sorted(_named_files(settings, base))
         },
-        "plug-ins": read_sources(loaded.experiment.plugins, base=loaded.base).digest,
-        **_object_digests(loaded),
+        "plug-ins": read_sources(experiment.plugins, base=base).digest,
+        **objects_digest(experiment),
         "fedsim": fedsim.__version__,
         "source": _source_digest(),
         "packages": {name: package_version(name) for name in _PACKAGES},
     }
+    given = experiment.data.dataset
+    if isinstance(given, PythonObject) and given.arrays is not None:
+        dataset = load_dataset(experiment.data, seed=experiment.seed, base=base)
+        parts = [part for part in (dataset.train, dataset.test) if part is not None]
+        arrays = (array for part in parts for array in (part.features, part.targets))
+        content["arrays"] = private_digest(arrays)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -85,17 +88,6 @@ def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
             yield settings, path
 
 
-def _object_digests(loaded: LoadedExperiment) -> dict[str, str]:
-    """Return keyed digests of Python objects: of given arrays, and of what other objects use."""
-    data, digests = loaded.experiment.data, objects_digest(loaded.experiment)
-    if isinstance(data.dataset, PythonObject) and data.dataset.arrays is not None:
-        dataset = load_dataset(data, seed=loaded.experiment.seed, base=loaded.base)
-        parts = [part for part in (dataset.train, dataset.test) if part is not None]
-        arrays = (array for part in parts for array in (part.features, part.targets))
-        return {**digests, "arrays": private_digest(arrays)}
-    return digests
-
-
 @lru_cache(maxsize=256)
 def _file_digest(path: Path, _modified: int, _size: int) -> str:
     return private_digest([np.fromfile(path, np.uint8)])  # it may have private examples
@@ -106,20 +98,14 @@ def _source_digest() -> str:
     """Return a digest of the source code that computes runs, as one version may have several."""
     digest = hashlib.sha256()
     package = Path(fedsim.__file__).parent
-    roots = [package]
-    for room in _ROOMS:
-        spec = find_spec(room)
-        roots += map(Path, (spec and spec.submodule_search_locations) or ())
-    for root in roots:
+    rooms = [Path(place) for name in _ROOMS for place in import_module(name).__path__]
+    for root in (package, *rooms):
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
-            if root == package and relative.parts[0] in _COMPUTES_NO_RUN:
-                continue
-            digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
+            if root != package or relative.parts[0] not in _COMPUTES_NO_RUN:
+                digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
-
-Action = Literal["reuse", "run", "resume"]
 
 MARKER = "comparison.yaml"
 FINISHED = ("completed", "stopped")
@@ -134,7 +120,7 @@ class Job:
     loaded: LoadedExperiment
     directory: Path
     digest: str  # by `run_fingerprint`
-    action: Action  # `resume` continues after the last round
+    action: Literal["reuse", "run", "resume"]  # `resume` continues after the last round
     measure: bool  # whether `client_metrics.json` must still be written
 
     @property
@@ -270,90 +256,72 @@ _JobMessage = tuple[int, Mapping[str, Any]]  # index of the job, and its message
 
 @dataclass
 class _WorkerPool:
-    """One thread per worker process feeds it jobs; the caller's thread handles the messages."""
+    """One thread per worker process feeds it jobs; the caller's thread does all else."""
 
     jobs: deque[_JobMessage]
     errors: IO[bytes]
     on_message: MessageHandler
     inherited: tuple[int, ...]
     _inbox: queue.Queue[_JobMessage | None] = field(default_factory=queue.Queue)
-    _stopping: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    _running: int = 0
+    _stopping: bool = False
 
     def work(self, workers: int) -> None:
         """Run all jobs in worker processes, and return when every job is done."""
-        threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
-        for thread in threads:
-            thread.start()
         try:
-            self._tell(workers, None)
+            for _ in range(workers):
+                self._start()
+            self._tell(None)
         except KeyboardInterrupt:  # wait for the files of all runs; a second one does not wait
-            for process in self._stop():
+            self._stopping = True
+            for process in self._processes:
                 # Workers are not in the terminal's process group: only this signal reaches them.
                 process.send_signal(signal.SIGINT)
-            running = sum(thread.is_alive() for thread in threads)
-            self._tell(running, time.monotonic() + _GRACE_SECONDS)
+            self._tell(time.monotonic() + _GRACE_SECONDS)
             raise
         finally:
-            for process in self._stop():
+            for process in self._processes:
                 process.kill()
 
-    def _tell(self, running: int, deadline: float | None) -> None:
-        with suppress(queue.Empty):
-            while running:
-                wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if (message := self._inbox.get(timeout=wait)) is None:
-                    running -= 1
-                else:
-                    self.on_message(*message)
-
-    def _stop(self) -> list[subprocess.Popen[str]]:
-        """Start no more jobs and processes, and return the processes that are running."""
-        with self._lock:
-            self._stopping = True
-            return [process for process in self._processes if process.poll() is None]
-
-    def _serve(self) -> None:
-        process: subprocess.Popen[str] | None = None
-        try:
-            while (job := self._next()) is not None:
-                if process is None or process.poll() is not None:
-                    process = self._start()
-                if process is None:
-                    return
-                self._do(process, *job)
-        finally:
-            if process is not None:
-                if process.stdin is not None:
-                    with suppress(OSError):  # the process is already gone
-                        process.stdin.close()  # which ends it
-                process.wait()
-            self._inbox.put(None)
-
-    def _next(self) -> _JobMessage | None:
-        with self._lock:
-            return self.jobs.popleft() if self.jobs and not self._stopping else None
-
-    def _start(self) -> subprocess.Popen[str] | None:
-        """Start a worker process; return None if the pool is already stopping."""
+    def _start(self) -> None:
+        """Start a worker process, and the thread that feeds it."""
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with self._lock:
-            if self._stopping:
-                return None
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedsim.comparison.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-                pass_fds=self.inherited,
-                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": paths},
-            )
-            self._processes.append(process)
-        return process
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedsim.comparison.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+            pass_fds=self.inherited,
+            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": paths},
+        )
+        self._processes.append(process)
+        self._running += 1
+        threading.Thread(target=self._serve, args=(process,), daemon=True).start()
+
+    def _tell(self, deadline: float | None) -> None:
+        """Pass on messages until all processes have ended; another one follows if one died."""
+        with suppress(queue.Empty):
+            while self._running:
+                wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if (message := self._inbox.get(timeout=wait)) is not None:
+                    self.on_message(*message)
+                    continue
+                self._running -= 1
+                if self.jobs and not self._stopping:
+                    self._start()
+
+    def _serve(self, process: subprocess.Popen[str]) -> None:
+        try:
+            # Leaving closes the pipe of the process, which ends it; a dead one has broken pipes.
+            with suppress(IndexError, OSError), process:
+                while not self._stopping and process.poll() is None:
+                    self._do(process, *self.jobs.popleft())
+        finally:
+            self._inbox.put(None)
 
     def _do(self, process: subprocess.Popen[str], index: int, job: Mapping[str, Any]) -> None:
         if process.stdin is None or process.stdout is None:

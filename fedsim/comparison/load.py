@@ -1,7 +1,7 @@
 """Functions that load a comparison file and check the experiment of every variant and seed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -17,23 +17,11 @@ from fedsim.comparison.settings import (
 from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
-from fedsim.experiment import (
-    Experiment,
-    ExperimentError,
-    LoadedExperiment,
-    Problem,
-    load_experiment,
-)
-from fedsim.experiment.errors import any_of, did_you_mean
+from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
+from fedsim.experiment.errors import Problem, any_of, did_you_mean
 from fedsim.experiment.load import located, read_yaml, validated
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.overrides import (
-    COMMAND_LINE,
-    Override,
-    Overrides,
-    apply_overrides,
-    parse_overrides,
-)
+from fedsim.experiment.overrides import COMMAND_LINE, Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 
@@ -63,8 +51,7 @@ class LoadedVariant:
     @property
     def is_private(self) -> bool:
         """Whether the variant's clients train with differential privacy."""
-        privacy = self.experiment.privacy
-        return privacy is not None and privacy.adds_noise
+        return not self.experiment.not_private
 
     @property
     def unit(self) -> str | None:
@@ -78,7 +65,7 @@ class LoadedComparison:
 
     settings: ComparisonSettings
     name: str
-    base: Path | Node  # a node if the experiment was given as a mapping
+    written_base: object  # path of the base experiment; its content if it was given as a mapping
     seeds: tuple[int, ...]  # a search has only that of the base
     variants: tuple[LoadedVariant, ...]
 
@@ -90,16 +77,14 @@ class LoadedComparison:
         return self.settings.baseline
 
     @property
-    def written_base(self) -> object:
-        """The path of the base experiment; its content if the experiment was given as a mapping."""
-        return to_python(self.base) if isinstance(self.base, Node) else str(self.base.absolute())
-
-    @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
         """The variants among which a search (`select.search`) draws one at random for each run."""
-        select = self.settings.select
-        names = None if select is None else select.among or None
-        return tuple(variant for variant in self.variants if names is None or variant.name in names)
+        names = self.settings.select and self.settings.select.among
+        return tuple(variant for variant in self.variants if not names or variant.name in names)
+
+
+_NO_FILE = Location("")
+BASE = "base"  # source of the mistakes in a base that is given as a mapping
 
 
 def load_comparison(
@@ -108,73 +93,40 @@ def load_comparison(
     search: bool = False,
     changes: Mapping[str, object] = MappingProxyType({}),
     overrides: Overrides = (),
+    location: Location = _NO_FILE,
+    first_is_centre: bool = False,
 ) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping; an ExperimentError lists all mistakes.
 
     No plug-in is imported and no data are read. All experiments are checked before the first run.
     `changes` are new values of keys of the comparison file, such as `{"seeds": 3}`, and `overrides`
     those of the base experiment. `search` loads the file for a search (`select.search`).
+    `location` is the place of mistakes in a mapping. With `first_is_centre`, other variants with
+    the settings of the first one are left out.
     """
     problems: list[Problem] = []
-    fixed, given = parse_overrides(overrides, problems), None
-    if isinstance(source, Mapping):
-        place, advice = Path(_NAME), ("give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
-        content = source.get("base")
-        if isinstance(content, Mapping):
-            given, source = from_python(content, Location(BASE), problems), {**source, "base": BASE}
-        tree = from_python(source, Location(""), problems)
-    else:
-        place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
-        tree = read_yaml(source, problems)
-    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
-        what, (fix, run) = "this is an experiment, not a comparison", advice
-        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
-        raise tree.location.error(problems, message)  # all of its keys would be unknown
+    fixed = parse_overrides(overrides, problems)
+    tree, place, given = _read(source, location, problems)
     tree = apply_overrides(tree, parse_overrides(dict(changes), problems), None, problems)
-    return load_tree(tree, place, problems, search=search, overrides=fixed, given=given)
-
-
-_NAME = "comparison"  # of one that is given as a mapping
-BASE = "base"  # source of the mistakes in a base that is given as a mapping
-
-
-def load_tree(
-    tree: Node,
-    place: Path,
-    problems: list[Problem],
-    *,
-    search: bool = False,
-    overrides: Sequence[Override] = (),
-    first_is_centre: bool = False,
-    given: Node | None = None,
-) -> LoadedComparison:
-    """Load a comparison from the parsed YAML of its file; an ExperimentError lists all mistakes.
-
-    Relative paths refer to the directory of `place`, the file, whose stem names a comparison
-    without a name. `problems` are earlier mistakes. `given` is the content of the base experiment;
-    None: read the file. With `first_is_centre`, other variants with the settings of the first one
-    are left out.
-    """
     settings = validated(tree, ComparisonSettings, problems)
     base, base_tree = (given, given) if given else _read_base(tree, place.parent, problems)
     if base_tree is not None:  # mistakes are reported later, when a variant is loaded
-        overrides = merged(overrides, base_tree)
-        base_tree = apply_overrides(base_tree, overrides, Experiment, [])
-    if any(override.path == ("seed",) for override in overrides):
+        fixed = merged(fixed, base_tree)
+        base_tree = apply_overrides(base_tree, fixed, Experiment, [])
+    if any(override.path == ("seed",) for override in fixed):
         message = "every variant runs with every seed; use --seeds"
         problems.append(COMMAND_LINE.problem(("seed",), message))
-    entry = tree.entries.get("variants")
-    expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
-    variants = [variant.after(overrides) for variant in expanded]
+    entry, content = tree.entries.get("variants"), base_tree and to_python(base_tree)
+    variants = expand_variants(entry.node.entries, content, fixed, problems) if entry else []
     if first_is_centre:
         variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
-    loaded = _load_variants(base, variants, mistakes)
+    loaded = [] if base is None else _load_variants(base, variants, mistakes)
     # Variants with the settings of the variant that they were made from.
     settings_of = {variant.name: variant.settings for variant in loaded}
-    made = {v.name: v.origin for v in variants if v.name in settings_of and v.name != v.origin}
-    repeated = {name for name, of in made.items() if settings_of[name] == settings_of.get(of)}
-    loaded = tuple(variant for variant in loaded if variant.name not in repeated)
+    made = [(v.name, v.origin) for v in variants if v.name in settings_of and v.name != v.origin]
+    repeated = {name for name, of in made if settings_of[name] == settings_of.get(of)}
+    loaded = [variant for variant in loaded if variant.name not in repeated]
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
         problems += located(tree, _rules(settings, names, search=search))
@@ -182,7 +134,9 @@ def load_tree(
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
     seeds = settings.seeds or (loaded[0].experiment.seed,)
-    comparison = LoadedComparison(settings, settings.name or place.stem, base, seeds, loaded)
+    written = to_python(base) if isinstance(base, Node) else str(base.absolute())
+    name = settings.name or place.stem
+    comparison = LoadedComparison(settings, name, written, seeds, tuple(loaded))
     if search:
         rules = candidate_problems({v.name: v.experiment for v in comparison.candidates})
     else:
@@ -191,6 +145,30 @@ def load_tree(
     if problems:
         raise ExperimentError(problems)
     return comparison
+
+
+def _read(
+    source: str | Path | Mapping[str, object], location: Location, problems: list[Problem]
+) -> tuple[Node, Path, Node | None]:
+    """Return the content of a comparison, the path of its file, and its base if that is content.
+
+    The directory of the path is where relative paths begin, and its stem is the default name.
+    """
+    given = None
+    if isinstance(source, Mapping):
+        place, advice = Path("comparison"), ("give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
+        content = source.get("base")
+        if isinstance(content, Mapping):
+            given, source = from_python(content, Location(BASE), problems), {**source, "base": BASE}
+        tree = from_python(source, location, problems)
+    else:
+        place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
+        tree = read_yaml(source, problems)
+    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
+        what, (fix, run) = "this is an experiment, not a comparison", advice
+        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
+        raise tree.location.error(problems, message)  # all of its keys would be unknown
+    return tree, place, given
 
 
 def _read_base(
@@ -211,11 +189,9 @@ def _read_base(
 
 
 def _load_variants(
-    base: Path | Node | None, variants: list[Variant], problems: list[Problem]
-) -> tuple[LoadedVariant, ...]:
-    """Return the variants that have no mistakes; none where the base cannot be read."""
-    if base is None:
-        return ()
+    base: Path | Node, variants: list[Variant], problems: list[Problem]
+) -> list[LoadedVariant]:
+    """Return the variants without mistakes; a problem names its variant if its place does not."""
     loaded: list[LoadedVariant] = []
     mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:
@@ -227,24 +203,14 @@ def _load_variants(
             changes = changes_of(variant.overrides)
             loaded.append(LoadedVariant(variant.name, changes, experiment, variant.arm))
     of_base = base.location.source if isinstance(base, Node) else str(base)
-    problems += _in_words(mistakes, len(variants), of_base)
-    return tuple(loaded)
-
-
-def _in_words(
-    mistakes: list[tuple[Variant, Problem]], num_variants: int, base: str
-) -> Iterator[Problem]:
-    """Yield the problems of all variants; name the variant if the location does not show it."""
     counts = Counter(problem for _, problem in mistakes)
     for variant, problem in mistakes:
-        if problem.source == COMMAND_LINE.source:  # the key is as it was given
-            yield problem
-        elif problem.source != base:  # written in the variant
-            yield replace(problem, path=("variants", variant.origin, *problem.path))
-        elif counts[problem] == num_variants:  # the base experiment's own
-            yield problem
-        else:
-            yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+        if problem.source not in (of_base, COMMAND_LINE.source):  # written in the variant
+            problem = replace(problem, path=("variants", variant.origin, *problem.path))
+        elif problem.source == of_base and counts[problem] < len(variants):
+            problem = replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+        problems.append(problem)
+    return loaded
 
 
 def _rules(

@@ -89,8 +89,7 @@ def read_run(
     directory = RunDirectory(path)
     summary, privacy = _read(directory, "summary.json"), _read(directory, "privacy.json")
     settings = experiment.privacy
-    is_scored = is_finite(find_object(path / SCORES))
-    scores = read_scores(directory) if is_scored else None
+    scores = read_scores(directory) if is_finite(find_object(path / SCORES)) else None
     constant = {} if scores is None else scores.constant_metrics(experiment.model.loss)
     private = settings if settings is not None and settings.adds_noise else None
     certificates = privacy.get("certificates", ()) if private else ()

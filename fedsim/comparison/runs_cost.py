@@ -6,8 +6,8 @@ the scored models depend on private data.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ _SHARED = (
     " That is the cost of deployed runs, each with noise of its own; the simulated runs of one "
     "seed share their noise."
 )
-_SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
         return Tuning(everything=everything, statement=_without_selection(everything))
     names = select.among or [variant.name for variant in results.variants if variant.is_private]
     candidates = [variant for variant in results.variants if variant.name in names]
-    paths = [out / run.path for variant in candidates for run in variant.outcomes]
-    composed = _cost_of(results, paths)
+    composed = _cost_of(results, [out / run.path for v in candidates for run in v.outcomes])
     best = best_variant(candidates, select.metric)
     statement = _selection_statement(select, best, candidates, composed, everything)
     return Tuning(
@@ -120,12 +118,13 @@ def cost_of_tuned(
     """
     everything = _cost_of(results, _all_runs(out))
     listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
+    words = results.metric.replace("_", " ")
     cost = f"On charged data: {_PRIVATE_MODELS} {_together(everything)}"
     if tune.on == "public_data":
         cost = f"On public data: {_DECLARED_PUBLIC}"
     statement = (
         f"Tuned before the comparison, each variant by itself: {', '.join(tune.keys)}, by mean "
-        f"{_words(results.metric)} over {tune.seeds} seeds that are not compared. Chosen: "
+        f"{words} over {tune.seeds} seeds that are not compared. Chosen: "
         f"{listed}. Each ε of a variant covers one run. {cost}"
     )
     return Tuning(on=tune.on, everything=everything, statement=statement)
@@ -146,25 +145,24 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
     begun = {file.parent: read_object(file) for file in files}
     private = {path: run["privacy"] for path, run in begun.items() if _is_private(run)}
     terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
-    trusts = [written_name(privacy["trust"]) for privacy in private.values()]
-    seen: list[Observer] = [CLAIMED_AGAINST[trust] for trust in trusts]
-    against = min(seen, key=_SEES_LEAST_FIRST.index) if len(terms) == 1 else None
+    seen: list[Observer] = [CLAIMED_AGAINST[written_name(p["trust"])] for p in private.values()]
+    # The last of the observers sees least.
+    against = max(seen, key=tuple(OBSERVER_NAMES).index) if len(terms) == 1 else None
     curves = [
         _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
         for path, privacy in private.items()
     ]
-    counts = len(begun), len(begun) - len(private)
+    not_private = len(begun) - len(private)
+    infinite = Composition(len(begun), not_private, None, delta, None, against)
     if delta is None or len(terms) != 1 or any(np.isinf(curve).all() for curve in curves):
-        return Composition(*counts, None, delta, None, against)
+        return infinite
     seeds = [begun[path]["seed"] for path in private if private[path]["noise"] == "seeded"]
     largest, sums = np.max(curves, axis=0), np.sum(curves, axis=0)
     selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(curves)), None)
-    return Composition(
-        *counts,
+    return replace(
+        infinite,
         epsilon=_epsilon(sums, delta, len(curves)),
-        delta=delta,
         selected_epsilon=_epsilon(selected, delta, len(curves)),
-        against=against,
         shares_noise=len(set(seeds)) < len(seeds),
     )
 
@@ -196,22 +194,18 @@ def _all_runs(out: Path) -> list[Path]:
     return sorted(run for folder in folders for run in folder.glob("*/*"))
 
 
-def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
-    """Return all charges of each client of a run; `privacy.json` of a verified run has the sums."""
-    if is_verified:
-        return [PrivacyLedger.from_list(row["ledger"]) for row in files.clients]
-    if not (files.directory.ledger.exists() or files.optional("privacy.json")):
-        return []  # the run failed before its first charge
-    return [total_of(charges) for charges in files.histories.values()]
-
-
 def _largest_rdp(path: Path, adjacency: str, *, is_verified: bool) -> Floats:
     """Return the largest RDP of any client of a run at each order of `DEFAULT_ORDERS`.
 
     A run counts with the largest bound at each order, so the sum over runs bounds every example.
     """
-    largest = np.zeros(len(DEFAULT_ORDERS))
-    for ledger in _ledgers(RunFiles(RunDirectory(path)), is_verified=is_verified):
+    files, largest = RunFiles(RunDirectory(path)), np.zeros(len(DEFAULT_ORDERS))
+    ledgers = list[PrivacyLedger]()  # a run that failed before its first charge has none
+    if is_verified:  # so that the sums in `privacy.json` are those of its ledger
+        ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in files.clients]
+    elif files.directory.ledger.exists() or files.optional("privacy.json"):
+        ledgers = [total_of(charges) for charges in files.histories.values()]
+    for ledger in ledgers:
         accountant = ledger.compose_into(RdpAccountant(adjacency=check_adjacency(adjacency)))
         # An (ε, δ) step may reveal everything with probability δ, which RDP leaves out.
         if math.isinf(accountant.get_epsilon(0.5)) or leak(accountant.steps.items()) > 0.0:
@@ -267,7 +261,7 @@ def _selection_statement(
     composed: Composition,
     everything: Composition,
 ) -> str:
-    words = _words(select.metric)
+    words = select.metric.replace("_", " ")
     if best is None:
         nothing = f"Nothing was selected: no candidate has a {words} for every seed."
         return f"{nothing} {_together(everything)}"
@@ -278,20 +272,16 @@ def _selection_statement(
         scores = "The scores were computed on the clients' training data without noise"
         none = "no ε covers them, and the choice has no privacy guarantee"
         return f"{chosen}{scores}: {none}. {_together(everything)}"
-    scores = _PRIVATE_MODELS if select.on == "public_test" else _PRIVATE_SCORES
-    return f"{chosen}{scores} {_cost(composed)}"
-
-
-def _cost(composed: Composition) -> str:
+    scored = f"{chosen}{_PRIVATE_MODELS if select.on == 'public_test' else _PRIVATE_SCORES}"
     if composed.not_private:
         without = f"{composed.not_private} of the {composed.runs} candidate runs had no privacy"
-        return f"{without}, so the choice has no privacy guarantee."
+        return f"{scored} {without}, so the choice has no privacy guarantee."
     if composed.epsilon is None or composed.selected_epsilon is None:
-        return "No finite ε covers the choice."
+        return f"{scored} No finite ε covers the choice."
     return (
-        f"The results of all {composed.runs} candidate runs were seen, so their composition "
-        f"counts: {_bound(composed)} for the chosen model with all results; no smaller ε is "
-        "claimed for the choice alone. (Had the number of runs been drawn from a Poisson "
+        f"{scored} The results of all {composed.runs} candidate runs were seen, so their "
+        f"composition counts: {_bound(composed)} for the chosen model with all results; no smaller "
+        "ε is claimed for the choice alone. (Had the number of runs been drawn from a Poisson "
         f"distribution of mean {composed.runs} and kept secret, and only the best model been "
         "released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
@@ -328,7 +318,3 @@ def _bound(composed: Composition) -> str:
     against = composed.against
     view = "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
     return f"ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g}{view}"
-
-
-def _words(metric: str) -> str:
-    return metric.replace("_", " ")

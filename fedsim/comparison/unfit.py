@@ -34,15 +34,9 @@ _OF_NOISE = (
 )
 _OF_CLIPPING_ALONE = ("privacy.trust", "privacy.noise_correlation")
 _OF_POOLING = (
-    "data.partition",
-    "federation.clients_per_round",
-    "federation.participation",
-    "federation.strategy",
+    *("data.partition", "local.batch_size", "privacy.sampling.rate", "privacy.trust", "faults"),
+    *(f"federation.{key}" for key in ("clients_per_round", "participation", "strategy")),
     "federation.ema_decay",
-    "local.batch_size",
-    "privacy.sampling.rate",
-    "privacy.trust",
-    "faults",
 )
 
 
@@ -72,35 +66,28 @@ def unfit_variants(
     for all of them with probability at least 95 %. This holds for normal differences, since the
     intervals are simultaneous over all ordered pairs (Bonferroni).
     """
-    worse = _worse_than(metric, runs, settings)
-    every = (
-        _unfit(name, metric, [run for run in outcomes if run.is_finished], worse.get(name, ()))
-        for name, outcomes in runs.items()
-    )
+    worse, entry = _worse_than(metric, runs, settings), metric_entry(metric)
+    every: list[UnfitVariant] = []
+    for name, outcomes in runs.items():
+        finished = [run for run in outcomes if run.is_finished]
+        scores = [run.scores for run in finished if run.scores is not None]
+        predicted = {scored.constant_class for scored in scores}
+        single = predicted.pop() if len(predicted) == 1 else None
+        most = next((scored.majority_class for scored in scores), None)
+        pairs = _against_constant(metric, finished)
+        losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
+        is_beaten = bool(pairs) and fmean(_gains(metric, pairs)) <= 0.0
+        unfit = UnfitVariant(
+            variant=name,
+            constant=fmean([value for _, value in pairs]) if is_beaten else None,
+            answer=most if is_beaten else single,
+            is_constant=is_beaten or (entry.one_class_is_constant and single is not None),
+            has_useless_loss=_has_useless_loss(metric, finished),
+            constant_loss=fmean(losses) if losses else None,
+            worse_than=worse.get(name, ()),
+        )
+        every.append(unfit)
     return tuple(v for v in every if v.is_constant or v.has_useless_loss or v.worse_than)
-
-
-def _unfit(
-    name: str, metric: str, finished: Sequence[RunOutcome], worse_than: tuple[str, ...]
-) -> UnfitVariant:
-    scores = [run.scores for run in finished if run.scores is not None]
-    predicted = {scored.constant_class for scored in scores}
-    single = predicted.pop() if len(predicted) == 1 else None
-    most = next((scored.majority_class for scored in scores), None)
-    pairs = _against_constant(metric, finished)
-    losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
-    constant, entry = None, metric_entry(metric)
-    if pairs and fmean(_gains(metric, pairs)) <= 0.0:
-        constant = fmean([value for _, value in pairs])
-    return UnfitVariant(
-        variant=name,
-        constant=constant,
-        answer=single if constant is None else most,
-        is_constant=constant is not None or (entry.one_class_is_constant and single is not None),
-        has_useless_loss=_has_useless_loss(metric, finished),
-        constant_loss=fmean(losses) if losses else None,
-        worse_than=worse_than,
-    )
 
 
 def _has_useless_loss(metric: str, finished: Sequence[RunOutcome]) -> bool:
@@ -150,15 +137,15 @@ def _worse_than(
     ]
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
-        shared = list(shared_values(runs[less], runs[more], metric).values())
-        if not shared:
-            continue
-        confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
-        gain = t_interval(_gains(metric, shared), confidence=confidence)
-        if gain.low is not None and gain.low > 0.0:
-            better.setdefault(more, []).append((gain.mean, less))
-    ranked = {name: sorted(gains, reverse=True) for name, gains in better.items()}
-    return {name: tuple(less for _, less in gains) for name, gains in ranked.items()}
+        if shared := list(shared_values(runs[less], runs[more], metric).values()):
+            confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
+            gain = t_interval(_gains(metric, shared), confidence=confidence)
+            if gain.low is not None and gain.low > 0.0:
+                better.setdefault(more, []).append((gain.mean, less))
+    return {
+        name: tuple(less for _, less in sorted(gains, reverse=True))
+        for name, gains in better.items()
+    }
 
 
 _Level = tuple[int, float]  # (2, 0) without privacy, (1, 0) with clipping alone, (0, ε)
@@ -168,26 +155,20 @@ def _has_more(level: _Level | None, less: _Level | None, mine: _Settings, other:
     """Return whether the first variant has more information than the second, all else equal."""
     if level is None or less is None:
         return False
-    noise, pooling = _order(level, less), _pooling(mine) - _pooling(other)
-    if min(noise, pooling) < 0 or max(noise, pooling) == 0:
+    is_close = math.isclose(level[1], less[1], rel_tol=_SAME_EPSILON)
+    same_noise, pooling = level[0] == less[0] and is_close, _pooling(mine) - _pooling(other)
+    if pooling < 0 or (same_noise and pooling == 0) or (level < less and not same_noise):
         return False
     free = [*_TUNED, *(_OF_POOLING if pooling else ())]
-    if mine.get("privacy", _MISSING) is None:
+    if level[0] == 2:
         free.append("privacy")
-    elif noise:
+    elif not same_noise:
         free += [*_OF_NOISE, *(() if level[0] == 0 else _OF_CLIPPING_ALONE)]
     sections = tuple(f"{name}." for name in free)
     return all(
         f"{key}.".startswith(sections) or mine.get(key, _MISSING) == other.get(key, _MISSING)
         for key in {**mine, **other}
     )
-
-
-def _order(level: _Level, other: _Level) -> int:
-    """Return 1, 0 or -1: whether the first has more, as much or less of its noise removed."""
-    if level[0] == other[0] and math.isclose(level[1], other[1], rel_tol=_SAME_EPSILON):
-        return 0
-    return 1 if level > other else -1
 
 
 def _privacy_level(outcomes: Sequence[RunOutcome], settings: _Settings) -> _Level | None:

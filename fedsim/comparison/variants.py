@@ -42,8 +42,8 @@ class Arm:
 
 
 def _clipping_only(base: Mapping[str, Any]) -> Changes:
-    privacy = _section(base, "privacy")
-    if base.get("task") == "pate" or not privacy:
+    privacy = _at(base, "privacy")
+    if base.get("task") == "pate" or not privacy or not isinstance(privacy, Mapping):
         raise ArmError(
             "clipping_only needs privacy settings that bound gradients or updates; set "
             "privacy.max_grad_norm in the base"
@@ -54,7 +54,7 @@ def _clipping_only(base: Mapping[str, Any]) -> Changes:
             f"clipping_only clips gradients or updates, and mechanism: {mechanism} clips none; set "
             f"privacy.mechanism: {GRADIENT_PERTURBATION} in the base"
         )
-    if privacy.get("clients") or _section(privacy, "clipping").get("groups"):
+    if privacy.get("clients") or _at(base, "privacy.clipping.groups"):
         raise ArmError(
             "clipping_only takes the noise from everybody, and the base gives noise or bounds to "
             "single clients or groups; remove privacy.clients and privacy.clipping.groups there"
@@ -78,25 +78,23 @@ def _local_only(base: Mapping[str, Any]) -> Changes:
 
 
 def _pooled(base: Mapping[str, Any]) -> Changes:
-    partition, privacy = _section(_section(base, "data"), "partition"), _section(base, "privacy")
-    local, federation = _section(base, "local"), _section(base, "federation")
-    scheme, clients = partition.get("scheme"), partition.get("num_clients")
+    scheme, clients = _at(base, "data.partition.scheme"), _at(base, "data.partition.num_clients")
     if scheme not in _DRAWN_SCHEMES or not isinstance(clients, int):
         raise ArmError(
             f"pooled gives one client the examples of all, and scheme {scheme} may leave some out; "
             f"use it with {', '.join(_DRAWN_SCHEMES)} and num_clients"
         )
-    if privacy.get("unit") == "client":
+    if _at(base, "privacy.unit") == "client":
         raise ArmError(
             "pooled has one client, so unit: client would protect everything from everybody; set "
             "privacy.unit: example with max_grad_norm in the base"
         )
-    if privacy.get("clients"):
+    if _at(base, "privacy.clients"):
         raise ArmError(
             "pooled has one client, and privacy.clients of the base gives clients budgets of their "
             "own; remove privacy.clients from the base"
         )
-    drawn = federation.get("clients_per_round")
+    drawn = _at(base, "federation.clients_per_round")
     drawn = drawn if isinstance(drawn, int) else clients
     changes: Changes = {
         "data.partition": {"scheme": "iid", "num_clients": 1},
@@ -105,14 +103,14 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
         **_alone(base),
         **_replaced(base, "federation", {"participation": {"scheme": "uniform"}}),
     }
-    kind = algorithms().get(written_name(federation.get("strategy")))
+    kind = algorithms().get(written_name(_at(base, "federation.strategy")))
     if kind is not None and (kind.uses_each_update or kind.weighs_steps):
         changes["federation.strategy"] = "fedavg"
     if base.get("faults"):
         changes["faults"] = []
-    if isinstance(batch := local.get("batch_size"), int):
+    if isinstance(batch := _at(base, "local.batch_size"), int):
         changes["local.batch_size"] = batch * drawn
-    if isinstance(rate := _section(privacy, "sampling").get("rate"), float):
+    if isinstance(rate := _at(base, "privacy.sampling.rate"), float):
         changes["privacy.sampling.rate"] = rate * drawn / clients
     return changes
 
@@ -128,8 +126,9 @@ def _perturbed(base: Mapping[str, Any], *, kind: str) -> Changes:
 
 def _replaced(base: Mapping[str, Any], name: str, values: Mapping[str, object]) -> Changes:
     """Return new values of those keys of a section that the base has."""
-    section = _section(base, name)
-    return {f"{name}.{key}": value for key, value in values.items() if key in section}
+    section = _at(base, name)
+    known = section if isinstance(section, Mapping) else {}
+    return {f"{name}.{key}": value for key, value in values.items() if key in known}
 
 
 def _alone(base: Mapping[str, Any]) -> Changes:
@@ -139,18 +138,20 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
-    trust = written_name(_section(base, "privacy").get("trust", "local"))
-    return {} if trust == "local" else {"privacy.trust": "local"}
+    trust = _at(base, "privacy.trust")
+    return {} if trust is None or written_name(trust) == "local" else {"privacy.trust": "local"}
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
-    weighting = written_name(_section(base, "federation").get("weighting"))
+    weighting = written_name(_at(base, "federation.weighting"))
     return {"federation.weighting": "examples"} if weighting == "examples_over_noise" else {}
 
 
-def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = content.get(name)
-    return section if isinstance(section, Mapping) else {}
+def _at(content: object, key: str) -> Any:
+    """Return the value at a key such as `privacy.trust`; None if there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
 
 
 ARMS: dict[str, Arm] = {
@@ -186,7 +187,7 @@ ARMS: dict[str, Arm] = {
 }
 
 
-def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
+def arm_notes(arms: Mapping[str, str | None]) -> Iterator[str]:
     """Yield what each predefined baseline in `arms`, by variant, protects, and whom it trusts."""
     for arm, entry in ARMS.items():
         if names := [variant for variant, other in arms.items() if other == arm]:
@@ -211,32 +212,25 @@ class Variant:
     overrides: tuple[Override, ...]
     arm: str | None = None
 
-    def after(self, overrides: Iterable[Override]) -> "Variant":
-        """Return this variant with more overrides; where both set a key, the variant's own wins."""
-        paths = {override.path for override in self.overrides}
-        kept = (
-            override
-            for override in overrides
-            if not paths & set(itertools.accumulate((key,) for key in override.path))
-        )
-        return replace(self, overrides=(*kept, *self.overrides))
-
 
 def expand_variants(
-    variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
+    variants: Mapping[str, Entry], base: object, overrides: list[Override], problems: list[Problem]
 ) -> list[Variant]:
     """Return the variants in the order of the file, one for each combination of values of a grid.
 
-    All mistakes are appended to `problems`. `base` is None where it cannot be read.
+    Each variant begins with the overrides for all, without the keys that it sets itself. All
+    mistakes are appended to `problems`. `base` is the content of the base experiment; None where
+    it cannot be read.
     """
     expanded: list[Variant] = []
     for name, entry in variants.items():
         path = ("variants", name)
         if not _NAME.fullmatch(name):
             problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
-            continue
-        if entry.node.value is None or isinstance(entry.node.value, dict):
-            expanded += _expand(name, entry, base, problems)
+        elif entry.node.value is None or isinstance(entry.node.value, dict):
+            for variant in _expand(name, entry, base, problems):
+                unset = _unset_by(variant.overrides, overrides)
+                expanded.append(replace(variant, overrides=(*unset, *variant.overrides)))
         elif not entry.node.broken:
             given = value_text(to_python(entry.node))
             message = f"must be a mapping of what to change, got {given}"
@@ -244,13 +238,19 @@ def expand_variants(
         if len(expanded) > MAX_VARIANTS:
             problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
             return expanded[:MAX_VARIANTS]
-    problems += _ambiguous_names(expanded, variants)
+    seen: dict[str, Variant] = {}  # by a name that some file systems do not tell from others
+    for variant in expanded:
+        former = seen.setdefault(variant.name.casefold(), variant)
+        if former is not variant:
+            message = f"a second variant is called {path_text((variant.name,))}"
+            if former.name != variant.name:
+                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
+            place = variants[variant.origin].key
+            problems.append(place.problem(("variants", variant.origin), message))
     return expanded
 
 
-def _expand(
-    name: str, entry: Entry, base: Node | None, problems: list[Problem]
-) -> Iterator[Variant]:
+def _expand(name: str, entry: Entry, base: object, problems: list[Problem]) -> Iterator[Variant]:
     path: KeyPath = ("variants", name)
     entries = dict(entry.node.entries)
     grid, single = entries.pop(GRID, None), entries.pop(ONE_AT_A_TIME, None)
@@ -258,47 +258,46 @@ def _expand(
     if grid is not None and single is not None:
         message = "grid and one_at_a_time exclude each other: write two variants"
         problems.append(single.key.problem((*path, ONE_AT_A_TIME), message))
-        grid = None
     fixed = list(_flatten(replace(entry.node, value=entries), (), base))
-    varied, kind = grid or single, GRID if single is None else ONE_AT_A_TIME
+    varied, kind = single or grid, GRID if single is None else ONE_AT_A_TIME
     axes = [] if varied is None else _axes(varied, (*path, kind), problems)
     firsts = [axis[0] for axis in axes]
     # One at a time, a key may also be one of the variant itself, the centre.
     own = fixed if single is not None else [*fixed, *firsts]
     problems += [*_reserved(own, path), *_reserved(firsts, path)]
     if arm is not None:
-        fixed = [*_arm(arm, path, {override.path for override in own}, base, problems), *fixed]
-    arm_name = None if arm is None else str(arm.node.value)
+        fixed = [*_unset_by(own, _arm(arm, path, base, problems)), *fixed]
     combined = points(axes, one_at_a_time=single is not None)
     for point in itertools.islice(combined, MAX_VARIANTS + 1):
-        chosen = [override for _, override in point]
-        paths = {override.path for override in chosen}
+        paths = {override.path for override in point.values()}
         kept = (override for override in fixed if override.path not in paths)
-        yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name)
+        chosen = (*kept, *point.values())
+        yield Variant("-".join([name, *point]), name, chosen, arm and str(arm.node.value))
 
 
-def _arm(
-    arm: Entry,
-    path: KeyPath,
-    set_paths: set[tuple[str, ...]],
-    base: Node | None,
-    problems: list[Problem],
-) -> list[Override]:
-    """Return the overrides of a baseline, without keys that the variant sets itself."""
-    name, content = to_python(arm.node), None if base is None else to_python(base)
+def _unset_by(given: Iterable[Override], overrides: Iterable[Override]) -> Iterator[Override]:
+    """Yield those overrides of which `given` sets neither the key nor a section with the key."""
+    paths = {override.path for override in given}
+    for override in overrides:
+        if not paths & set(itertools.accumulate((key,) for key in override.path)):
+            yield override
+
+
+def _arm(arm: Entry, path: KeyPath, base: object, problems: list[Problem]) -> list[Override]:
+    """Return the overrides of a baseline."""
+    name = to_python(arm.node)
     try:
         if not isinstance(name, str) or name not in ARMS:
             hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
             raise ArmError(f"no such arm: {value_text(name)}{hint}")
         # A base that is no mapping is reported already.
-        changes = ARMS[name].changes(content) if isinstance(content, dict) else {}
+        changes = ARMS[name].changes(base) if isinstance(base, dict) else {}
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return []
     return [
-        Override(keys, from_python(value, arm.key, problems))
-        for keys, value in ((tuple(key.split(".")), value) for key, value in changes.items())
-        if not any(keys[: len(given)] == given for given in set_paths)
+        Override(tuple(key.split(".")), from_python(value, arm.key, problems))
+        for key, value in changes.items()
     ]
 
 
@@ -307,8 +306,8 @@ def changes_of(overrides: Iterable[Override]) -> dict[str, object]:
     return {".".join(override.path): to_python(override.node) for override in overrides}
 
 
-# Values of varied keys, each with its label in the names of variants, such as `steps=1`.
-Point = tuple[tuple[str, Override], ...]
+# Values of varied keys, by their labels in the names of variants, such as `steps=1`.
+Point = dict[str, Override]
 
 
 def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -> Iterator[Point]:
@@ -322,22 +321,15 @@ def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -
         for label, axis in zip(labels, axes, strict=True)
     ]
     if one_at_a_time:
-        return iter([(), *((pair,) for axis in named for pair in axis)])
-    return itertools.product(*named)
+        return map(dict, [(), *((pair,) for axis in named for pair in axis)])
+    return map(dict, itertools.product(*named))
 
 
-def point_name(*names: str, point: Point) -> str:
-    """Return the name of the variant at a point, after the given first parts of the name."""
-    return "-".join([*names, *(label for label, _ in point)])
-
-
-def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
+def _flatten(node: Node, path: tuple[str, ...], base: object) -> Iterator[Override]:
     """Yield an override for each value of a variant; mappings are merged into those of the base."""
     for key, entry in node.entries.items():
         inner = (*path, *key.split("."))
-        below = _at(base, inner)
-        single = below is not None and below.value is not None and not isinstance(below.value, dict)
-        if entry.node.entries and not single:
+        if entry.node.entries and isinstance(_at(base, ".".join(inner)), dict | None):
             yield from _flatten(entry.node, inner, base)
         else:
             yield Override(inner, replace(entry.node, location=entry.key))
@@ -346,15 +338,7 @@ def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[O
 def merged(overrides: Iterable[Override], base: Node) -> list[Override]:
     """Return one override for each single value; an override with a mapping is split by key."""
     entries = {".".join(given.path): Entry(given.node.location, given.node) for given in overrides}
-    return list(_flatten(replace(base, value=entries), (), base))
-
-
-def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
-    for key in path:
-        if root is None or key not in root.entries:
-            return None
-        root = root.entries[key].node
-    return root
+    return list(_flatten(replace(base, value=entries), (), to_python(base)))
 
 
 def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
@@ -382,8 +366,8 @@ def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
     for override in overrides:
         place = override.node.location
         if not all(override.path):
-            key = ".".join(override.path)
-            yield place.problem((*path, key), "is not a key; write key.path: value")
+            message = "is not a key; write key.path: value"
+            yield place.problem((*path, ".".join(override.path)), message)
         elif override.path == ("seed",):
             message = "every variant runs with the seeds of seeds:; leave it out"
             yield place.problem((*path, "seed"), message)
@@ -410,16 +394,3 @@ def value_label(number: int, node: Node) -> str:
     names = [p.name if isinstance(p, PythonObject) else p for p in parts]
     texts = [name if isinstance(name, str) else value_text(name) for name in names]
     return "x".join(_NOT_IN_NAMES.sub("_", text) for text in texts)
-
-
-def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:
-    """Yield problems for variants whose directories would coincide on some file system."""
-    seen: dict[str, Variant] = {}
-    for variant in expanded:
-        former = seen.setdefault(variant.name.casefold(), variant)
-        if former is not variant:
-            message = f"a second variant is called {path_text((variant.name,))}"
-            if former.name != variant.name:
-                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
-            place = entries[variant.origin].key
-            yield place.problem(("variants", variant.origin), message)

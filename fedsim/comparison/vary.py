@@ -13,29 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.differences import setting_text
-from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison, load_tree
+from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.variants import (
-    Point,
-    axis_labels,
-    changes_of,
-    point_name,
-    points,
-    value_label,
-)
+from fedsim.comparison.variants import Point, axis_labels, changes_of, points, value_label
 from fedsim.core.metrics import metric_name
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.yaml_loader import Location, Node, from_python, parse_yaml, to_python
+from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 MAX_VARIED = 100
+DEFAULT_SEEDS = 5
 
 _MAX_NAME_CHARACTERS = 100
-_BASE = "base"  # name of the variant without a varied key
 _PRIVACY = ("privacy",)
 # Either of the two sets the noise: a value of one replaces the other, and null is no privacy.
 _NOISE_KEYS = (("privacy", "target_epsilon"), ("privacy", "noise_multiplier"))
@@ -51,21 +44,16 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
     problems: list[Problem] = []
     varied: dict[str, list[object]] = {}
     for text in texts:
-        key, equals, values = text.partition("=")
-        if not equals or not values.strip():
+        key, _, values = text.partition("=")
+        if not values.strip():
             message = f"{option} {text!r} has no values; write {option} key.path=value,value"
             problems.append(COMMAND_LINE.problem((), message))
-            continue
-        if key.strip() in varied:
+        elif key.strip() in varied:
             problems.append(COMMAND_LINE.problem((key.strip(),), f"is given twice by {option}"))
-            continue
-        mistakes: list[Problem] = []
-        try:
-            parsed = to_python(parse_yaml(f"[{values}]", COMMAND_LINE.source, mistakes))
-        except ExperimentError as error:
-            mistakes, parsed = list(error.problems), []
-        problems += [COMMAND_LINE.problem((key.strip(),), mistake.message) for mistake in mistakes]
-        varied[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
+        else:
+            for override in parse_overrides([f"{key}=[{values}]"], problems):
+                parsed = to_python(override.node)
+                varied[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
     if problems:
         raise ExperimentError(problems)
     return varied
@@ -92,10 +80,8 @@ def load_varied(
     first variant, `base`. `changes` are further keys of the comparison file, such as `seeds`.
     """
     problems: list[Problem] = []
-    given = None
     if isinstance(source, Mapping):
         path, base = Path(BASE), from_python(source, Location(BASE), problems)
-        given = base
     else:
         path, base = Path(source), read_yaml(source, problems)
     fixed = parse_overrides(overrides, problems)
@@ -103,34 +89,41 @@ def load_varied(
     if {"base", "variants"} <= base.entries.keys():
         message = "this is a comparison, which has variants of its own; leave --vary out"
         problems.append(base.location.problem((), message))
-    _refuse_many(axes, one_at_a_time, problems)
+    total = 1 + sum(map(len, axes)) if one_at_a_time else math.prod(map(len, axes))
+    if total > MAX_VARIED:
+        advice = "vary fewer values, or write a comparison file with a grid"
+        message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
+        problems.append(COMMAND_LINE.problem((), message))
+    if problems:
+        raise ExperimentError(problems)
     variants: dict[str, dict[str, object]] = {}  # equal ones appear once
     for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
-        new = [other for _, value in point for other in _with_other_noise(value, base, fixed)]
-        variants.setdefault(point_name(point=point) or _BASE, changes_of(new))
+        new = [other for value in point.values() for other in _with_other_noise(value, base, fixed)]
+        variants.setdefault("-".join(point) or "base", changes_of(new))
+    name = base.entries["name"].node.value if "name" in base.entries else None
+    title = name if isinstance(name, str) else path.stem
+    labels = axis_labels([axis[0].path for axis in axes])
     content = {
-        "name": _name(base, path, axes),
-        "base": str(path),
+        "name": f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS],
+        "base": source if isinstance(source, Mapping) else str(path),
+        "seeds": DEFAULT_SEEDS,
         "baseline": next(iter(variants), None),
         **changes,
         "variants": variants,
     }
-    return load_tree(
-        from_python(content, COMMAND_LINE, problems),
-        Path(BASE),
-        problems,
-        overrides=fixed,
-        first_is_centre=one_at_a_time,
-        given=given,
+    return load_comparison(
+        content, overrides=fixed, location=COMMAND_LINE, first_is_centre=one_at_a_time
     )
 
 
 def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
+    """Return the overrides of varied keys, one list for each key; a repeated value is a problem."""
     if all(".".join(key) in vary for key in _NOISE_KEYS):
         message = "privacy.target_epsilon and privacy.noise_multiplier exclude each other: vary one"
         problems.append(COMMAND_LINE.problem(_NOISE_KEYS[0], message))
-    varied: dict[str, Sequence[object]] = {}
+    axes = []
     for key, values in vary.items():
+        axis: list[Override] = []
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             message = f"the values to compare must be a list, got {value_text(values)}"
             problems.append(COMMAND_LINE.problem((key,), message))
@@ -138,17 +131,7 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
             message = "every variant runs with every seed; use --seeds"
             problems.append(COMMAND_LINE.problem((key,), message))
         else:
-            varied[key] = values
-    return _axes_of(varied, problems)
-
-
-def _axes_of(
-    varied: Mapping[str, Sequence[object]], problems: list[Problem]
-) -> list[list[Override]]:
-    """Return the overrides of varied keys, one list for each key; a repeated value is a problem."""
-    axes = []
-    for key, values in varied.items():
-        axis = [new for value in values for new in parse_overrides({key: value}, problems)]
+            axis = [new for value in values for new in parse_overrides({key: value}, problems)]
         named: dict[str, object] = {}
         for number, override in enumerate(axis):
             value, label = to_python(override.node), value_label(number, override.node)
@@ -164,29 +147,15 @@ def _axes_of(
     return axes
 
 
-def _refuse_many(
-    axes: Sequence[Sequence[Override]], one_at_a_time: bool, problems: list[Problem]
-) -> None:
-    """Raise if there are mistakes, or more than `MAX_VARIED` variants."""
-    sizes = [len(axis) for axis in axes]
-    total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
-    if total > MAX_VARIED:
-        advice = "vary fewer values, or write a comparison file with a grid"
-        message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
-        problems.append(COMMAND_LINE.problem((), message))
-    if problems:
-        raise ExperimentError(problems)
-
-
 def _without_privacy(point: Point) -> Point:
     """Return a point where a null noise key becomes `privacy: null`, without other privacy keys."""
-    without = [
-        (name, Override(_PRIVACY, override.node))
-        for name, override in point
+    without = {
+        label: Override(_PRIVACY, override.node)
+        for label, override in point.items()
         if override.node.value is None and override.path in (*_NOISE_KEYS, _PRIVACY)
-    ]
-    others = [pair for pair in point if not without or pair[1].path[:1] != _PRIVACY]
-    return (*without, *others)
+    }
+    others = {label: new for label, new in point.items() if new.path[:1] != _PRIVACY}
+    return {**without, **others} if without else point
 
 
 def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override]) -> list[Override]:
@@ -198,14 +167,6 @@ def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override])
         return [override]
     others = given & {*_NOISE_KEYS} - {override.path}
     return [*(Override(other, Node(None, COMMAND_LINE)) for other in others), override]
-
-
-def _name(base: Node, path: Path, axes: Sequence[Sequence[Override]]) -> str:
-    """Return the comparison's name: the experiment's name and the varied keys."""
-    name = to_python(base.entries["name"].node) if "name" in base.entries else None
-    title = name if isinstance(name, str) else path.stem
-    labels = axis_labels([axis[0].path for axis in axes])
-    return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
 
 
 # Values of the tuned keys, `{variant: {candidate: {key: value}}}`.
@@ -227,10 +188,9 @@ def load_candidates(
         for candidate, chosen in values[variant.name].items()
     }
     first = {name: next(iter(candidates)) for name, candidates in values.items()}
-    base, compared = comparison.baseline, comparison.seeds
-    single = isinstance(base, str)
-    baseline = first[base] if single else {unit: first[name] for unit, name in base.items()}
-    other_seeds = (seed for seed in itertools.count() if seed not in compared)
+    base = comparison.baseline
+    baseline = first[base] if isinstance(base, str) else {unit: first[base[unit]] for unit in base}
+    other_seeds = (seed for seed in itertools.count() if seed not in comparison.seeds)
     loaded = load_comparison(
         {
             "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
@@ -258,9 +218,8 @@ def tuned_comparison(
         best = best_variant(runs, results.metric)
         if best is None:
             lacks = f"has a {metric_name(results.metric)} for every seed, of {', '.join(values)}"
-            raise ComparisonError(
-                f"tune: no candidate of {variant.name!r} {lacks}; try other values"
-            )
+            message = f"tune: no candidate of {variant.name!r} {lacks}; try other values"
+            raise ComparisonError(message)
         tuned = loaded[best.name]
         variants.append(replace(variant, changes=tuned.changes, loaded=tuned.loaded))
         texts[variant.name] = _chosen_text(values[best.name], list(values.values()))
@@ -275,13 +234,10 @@ def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[st
         for key, values in tune.keys.items()
         if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
     }
-    axes = _axes_of(varied, problems)
+    axes = _axes(varied, problems)
     if problems:
         raise ExperimentError(problems)
-    return {
-        point_name(variant.name, point=point): changes_of(override for _, override in point)
-        for point in points(axes)
-    }
+    return {"-".join([variant.name, *point]): changes_of(point.values()) for point in points(axes)}
 
 
 def _around(variant: LoadedVariant, key: str) -> list[object]:

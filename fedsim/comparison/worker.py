@@ -117,8 +117,7 @@ class _RunReporter:
         self.federation, pairing = federation, pair_digests(federation)
         content = {"schema": SCHEMAS[RECORD], **self.record, "pairing": pairing}
         RunDirectory(path).write_json(RECORD, content)
-        rounds = federation.experiment.federation.rounds
-        self.send({"event": "started", "rounds": rounds})
+        self.send({"event": "started", "rounds": federation.experiment.federation.rounds})
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Send the number of the finished round."""
@@ -142,21 +141,14 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     weights of the federation's model are overwritten.
     """
     from flwr.app import ArrayRecord
-    from safetensors.torch import load_file
 
     from fedsim.models.tasks import evaluate
     from fedsim.runs.files import SCHEMAS
     from fedsim.runs.manifest import list_again
     from fedsim.runs.saved_model import load_core
 
-    trained = federation.model
-    model = trained.module
-    if federation.experiment.saves_derived_model:
-        build = callable_of(federation.experiment.model.name)
-        model = load_core(directory.path, base=federation.base, build=build).to(trained.device)
-    else:
-        path = directory.path / "model.safetensors"
-        model.load_state_dict(load_file(str(path), device=str(trained.device)))
+    trained, build = federation.model, callable_of(federation.experiment.model.name)
+    model = load_core(directory.path, base=federation.base, build=build).to(trained.device)
     checkpoint = directory.read_checkpoint()
     own = None if checkpoint is None else federation.scored_models(checkpoint.state)
     rows: list[dict[str, Any]] = []
