@@ -30,7 +30,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import run_experiment
-from fedsim.tools.advice.candidates import AdviceCandidate, changes_of, public_facts
+from fedsim.tools.advice.candidates import AdviceCandidate, changes_of
 from fedsim.tools.advice.ranking import Ranking
 
 NUM_FEDERATIONS, NUM_CANDIDATES, GOAL = 20, 8, 0.8
@@ -126,10 +126,10 @@ def measure(number: int) -> dict[str, Any]:
     """Return predicted and measured order of the candidates of a generated federation."""
     experiment = generated(number)
     federation = federation_of(experiment)
-    ranking = Ranking(federation, public_facts(federation))
+    ranking = Ranking(federation)
     rows = []
     for candidate in drawn_candidates(ranking, number):
-        changes = changes_of(candidate, federation.experiment, ranking.facts)
+        changes = changes_of(candidate, ranking.facts)
         rows.append(
             {
                 "changes": changes,

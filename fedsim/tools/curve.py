@@ -105,8 +105,11 @@ def curve_command(
     z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
     """  # noqa: D301  click keeps the lines after \b
     with command_imports():
+        from fedsim.experiment import load_experiment
+        from fedsim.planning.projection import experiment_curves
         from fedsim.report.drawing import check_chart_path, write_chart
         from fedsim.report.plan_terminal import bounds_csv, print_bound_curve, print_client_kinds
+        from fedsim.report.progress import shown_phases
 
     path = None if plot is None else check_chart_path(Path(plot))
     marks, whose = None, ""
@@ -116,8 +119,10 @@ def curve_command(
             curves, marks = (curve,), [steps for steps, _ in curve.points]
         else:
             _refuse_settings({**settings, "orders": orders})
-            is_whole = as_json or bool(csv_path or path)
-            curves = _of_experiment(file, overrides, bounds, is_whole=is_whole)
+            loaded = load_experiment(file, overrides)
+            points = _KIND_POINTS if as_json or csv_path or path else 1
+            with shown_phases() as phases:
+                curves = experiment_curves(loaded, bounds, points=points, phases=phases)
             drawn = max(curves, key=lambda curve: curve.smallest, default=None)
             whose = "" if drawn is None else _clients(drawn, len(curves))
     except FedsimError:
@@ -146,10 +151,9 @@ def _of_settings(
     is_drawn: bool,
 ) -> "tuple[BoundCurve, BoundCurve]":
     """Return (curve at the given steps, curve with more points for the plot)."""
-    with command_imports():
-        from fedsim.accountant.textbook.bounds import choose_bounds
-        from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
-        from fedsim.report.progress import shown_phases
+    from fedsim.accountant.textbook.bounds import choose_bounds
+    from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
+    from fedsim.report.progress import shown_phases
 
     missing = [option for name, option in _SETTINGS.items() if settings[name] is None]
     if missing:
@@ -166,20 +170,6 @@ def _of_settings(
         first = 1 if len(steps) == 1 else steps[0]
         drawn = (*steps, *even_numbers(first, steps[-1], _PLOT_POINTS))
         return curve, bound_curve(schedule, chosen, drawn)
-
-
-def _of_experiment(
-    file: str, overrides: tuple[str, ...], bounds: tuple[str, ...], *, is_whole: bool
-) -> "tuple[BoundCurve, ...]":
-    with command_imports():
-        from fedsim.experiment import load_experiment
-        from fedsim.planning.projection import experiment_curves
-        from fedsim.report.progress import shown_phases
-
-    loaded = load_experiment(file, overrides)
-    points = _KIND_POINTS if is_whole else 1
-    with shown_phases() as phases:
-        return experiment_curves(loaded, bounds, points=points, phases=phases)
 
 
 def _refuse_settings(settings: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.tools.advice.candidates import changes_of, public_facts
+from fedsim.tools.advice.candidates import changes_of
 from fedsim.tools.advice.ranking import Ranking
 
 RUN_AGAIN, SHOWN = 0, 2
@@ -35,10 +35,10 @@ def test_predicted_and_measured_order_agree(
     for one in measured:
         assert one["experiment"] == advice.generated(one["number"])
         federation = advice.federation_of(one["experiment"])
-        ranking = Ranking(federation, public_facts(federation))
+        ranking = Ranking(federation)
         drawn = advice.drawn_candidates(ranking, one["number"])
         rows = one["candidates"]
-        settings = [changes_of(c, federation.experiment, ranking.facts) for c in drawn]
+        settings = [changes_of(c, ranking.facts) for c in drawn]
         assert settings == [row["changes"] for row in rows]
         predicted = [advice.predicted_error(ranking, candidate) for candidate in drawn]
         correlations.append(advice.rank_correlation(predicted, [r["accuracy"] for r in rows]))

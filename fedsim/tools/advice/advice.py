@@ -1,7 +1,7 @@
 """Advice on an experiment: candidate settings, ranked by predicted error, with notes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,84 +11,74 @@ from rich.console import Console
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import count_text, epsilon_text
-from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.planning.alternatives import plan_cell
+from fedsim.planning.bounds import json_value
 from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice import why_not_advised
-from fedsim.tools.advice.candidates import PublicFacts, public_facts
+from fedsim.tools.advice.candidates import PublicFacts
 from fedsim.tools.advice.noise import plausible_tasks
-from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, weighting_text
+from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, predicted_error, weighting_text
 
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
-    """Return changed settings as YAML, with one line per section if possible; "" if none."""
+    """Return changed settings as YAML, with one line per section if possible."""
     tree: dict[str, Any] = {}
     for path, value in changes.items():
-        *sections, key = path.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[key] = value
-    if not tree:
-        return ""
+        section, _, key = path.partition(".")
+        tree[section] = {**tree.get(section, {}), key: value} if key else value
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
 
 
 _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
-def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
+def notes_of(federation: Federation, facts: PublicFacts, rows: Sequence[Ranked]) -> Iterator[str]:
     """Yield the notes of the advice: on sampling, number of trained parameters and trust models."""
     best = next((row for row in rows if row.name == PROPOSAL), rows[0])
-    if best.rates == (1.0, 1.0):
+    if best.sampling_rate == (1.0, 1.0):
         yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same batches"
-    yield from _fewer_values(ranking, best)
-    yield from _trust(federation, ranking, rows, best)
-
-
-def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
-    facts = ranking.facts
     linear = (facts.inputs + 1) * facts.outputs
-    if linear >= facts.trained_values:
-        return
-    ratio = ranking.error_with(best, trained_values=linear) / best.error
-    if ratio < _WORTH_SAYING:
+    smaller = replace(facts, trained_values=linear)
+    ratio = predicted_error(best.candidate, best.all_noise, smaller) / best.noise_to_signal
+    if linear < facts.trained_values and ratio < _WORTH_SAYING:
         yield (
             f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
             f"a linear model has {linear:,}, for × {ratio:.2g} of the predicted noise-to-signal "
             "ratio, if it can tell the classes apart: try model.name: logistic on fixed features "
             "(model.features)"
         )
+    yield from _trust(federation, facts, rows, best)
 
 
 def _trust(
-    federation: Federation, ranking: Ranking, rows: Sequence[Ranked], best: Ranked
+    federation: Federation, facts: PublicFacts, rows: Sequence[Ranked], best: Ranked
 ) -> Iterator[str]:
     """Yield a note on the gain of distributed trust, for a candidate with one local step."""
     yield "trust: every candidate protects each upload by its own noise (local)"
     one_step = [row for row in rows if row.candidate.steps == 1]
-    row = best if best in one_step else min(one_step, key=lambda row: row.error, default=best)
-    also = {**row.changes, **_sums(federation)}
+    row = min(one_step, key=lambda row: (row is not best, row.noise_to_signal), default=best)
+    sums = _sums(federation)
     loaded = LoadedExperiment(federation.experiment, None, federation.base)
+    also = {**row.changes, **sums}
     cell = plan_cell(loaded, federation, "distributed", "example", also=also)
     if cell.reason is not None:
         yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
         return
     shares = {client.client: client.noise_multiplier for client in cell.clients}
-    clients = zip(ranking.facts.members.tolist(), row.all_noise, strict=True)
+    clients = zip(facts.members, row.all_noise, strict=True)
     noise = np.array([shares.get(client, own) for client, own in clients])  # own: no round
-    ratio = ranking.error_with(row, noise=noise) / row.error
+    ratio = predicted_error(row.candidate, noise, facts) / row.noise_to_signal
     limits = [cell.epsilon(observer) for observer in ("sums", "server")]
-    sums, server = ("infinite" if limit is None else epsilon_text(limit) for limit in limits)
-    lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
+    seen, server = ("infinite" if limit is None else epsilon_text(limit) for limit in limits)
+    lines = yaml_lines({"privacy.trust": "distributed", **sums}).splitlines()
     if ratio < _WORTH_SAYING:
         yield (
             f"distributed trust, with the schedule {row.name!r}: × {ratio:.2g} of its predicted "
-            f"noise-to-signal ratio, for ε = {sums} against who sees sums, and {server} against a "
+            f"noise-to-signal ratio, for ε = {seen} against who sees sums, and {server} against a "
             f"server that breaks secure aggregation: set {'; '.join(lines)}"
         )
 
@@ -105,6 +95,11 @@ def _sums(federation: Federation) -> dict[str, Any]:
 
 
 _CLEAR_GAIN = 0.95  # of the file's predicted error
+_JSON_FACTS = ("trained_values", "inputs", "outputs", "label_skew")
+_JSON_ROW = (
+    *("name", "changes", "rounds", "steps", "learning_rate", "weighting", "sampling_rate"),
+    *("noise_multiplier", "noise_is_exact", "noise_to_signal", "ratio", "ratio_range"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,8 +117,9 @@ class Advice:
         """The best candidate if clearly better than the file; correlated noise must beat all."""
         proposals = [row for row in self.rows if row.name == PROPOSAL]
         correlated = [row for row in self.rows if row.candidate.correlation is not None]
-        least = min((row.error for row in proposals), default=self.rows[0].error)
-        proposals = [row for row in correlated if row.error < _CLEAR_GAIN * least] or proposals
+        least = (proposals or self.rows)[0].noise_to_signal
+        better = [row for row in correlated if row.noise_to_signal < _CLEAR_GAIN * least]
+        proposals = better or proposals
         return proposals[0] if proposals and proposals[0].ratio < _CLEAR_GAIN else None
 
     @property
@@ -134,42 +130,24 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """Return the advice as a JSON value; infinite numbers are null."""
         facts = self.facts
-        return {
-            "facts": {
-                "clients": facts.num_clients,
-                "examples": [int(n) for n in facts.examples],
-                "epsilon": [finite_or_none(float(e)) for e in facts.epsilons],
-                "trained_values": facts.trained_values,
-                "inputs": facts.inputs,
-                "outputs": facts.outputs,
-                "label_skew": facts.label_skew,
-            },
-            "compared": self.compared,
-            "tasks": len(plausible_tasks()),
-            "candidates": [_row_to_json(row) for row in self.rows],
-            "proposal": None if self.proposal is None else dict(self.proposal.changes),
-            "yaml": self.lines,
-            "notes": list(self.notes),
-            "refusal": self.refusal,
-        }
-
-
-def _row_to_json(row: Ranked) -> dict[str, Any]:
-    candidate = row.candidate
-    return {
-        "name": row.name,
-        "changes": dict(row.changes),
-        "rounds": candidate.rounds,
-        "steps": candidate.steps,
-        "learning_rate": candidate.learning_rate,
-        "weighting": candidate.weighting,
-        "sampling_rate": list(row.rates),
-        "noise_multiplier": [finite_or_none(z) for z in row.noise],
-        "noise_is_exact": row.exact,
-        "noise_to_signal": finite_or_none(row.error),
-        "ratio": finite_or_none(row.ratio),
-        "ratio_range": [finite_or_none(value) for value in row.ratio_range],
-    }
+        candidates = [{**vars(row.candidate), **vars(row)} for row in self.rows]
+        return json_value(
+            {
+                "facts": {
+                    "clients": facts.num_clients,
+                    "examples": [int(n) for n in facts.examples],
+                    "epsilon": facts.epsilons.tolist(),
+                    **{key: getattr(facts, key) for key in _JSON_FACTS},
+                },
+                "compared": self.compared,
+                "tasks": len(plausible_tasks()),
+                "candidates": [{key: row[key] for key in _JSON_ROW} for row in candidates],
+                "proposal": None if self.proposal is None else self.proposal.changes,
+                "yaml": self.lines,
+                "notes": self.notes,
+                "refusal": self.refusal,
+            }
+        )
 
 
 def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
@@ -179,14 +157,13 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("comparing schedules")
-    facts = public_facts(federation)
-    ranking = Ranking(federation, facts)
+    ranking = Ranking(federation)
     rows = tuple(ranking.ranked())
     advice = Advice(
-        facts=facts,
+        facts=ranking.facts,
         rows=rows,
         compared=len(ranking.candidates),
-        notes=tuple(notes_of(federation, ranking, rows)),
+        notes=tuple(notes_of(federation, ranking.facts, rows)),
         refusal=budget_refusal(federation),
     )
     phases.end()
@@ -202,7 +179,17 @@ def print_advice(advice: Advice) -> None:
         texts=["candidate", "weights"],
     )
     for row in advice.rows:
-        table.add_row(*_cells(row, is_proposed=row is advice.proposal))
+        candidate, (low, high) = row.candidate, row.ratio_range
+        table.add_row(
+            f"→ {row.name}" if row is advice.proposal else row.name,
+            weighting_text(candidate.weighting),
+            _range(row.sampling_rate),
+            ("" if row.noise_is_exact else "≈") + _range(row.noise_multiplier),
+            f"{candidate.rounds} × {candidate.steps}",
+            f"{candidate.learning_rate:g}",
+            f"{row.ratio:.2f}",
+            f"{low:.2f}–{high:.2f}",
+        )
     table.caption = (
         "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
         "≈: without a search; for correlated noise, independent noise of equal error\n"
@@ -225,21 +212,6 @@ def print_advice(advice: Advice) -> None:
     public = "no example was read, no training was done, no file was changed"
     for note in (*advice.notes, f"from public figures alone: {public}"):
         print_sentence(console, note)
-
-
-def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
-    candidate = row.candidate
-    low, high = row.ratio_range
-    return [
-        f"→ {row.name}" if is_proposed else row.name,
-        weighting_text(candidate.weighting),
-        _range(row.rates),
-        ("" if row.exact else "≈") + _range(row.noise),
-        f"{candidate.rounds} × {candidate.steps}",
-        f"{candidate.learning_rate:g}",
-        f"{row.ratio:.2f}",
-        f"{low:.2f}–{high:.2f}",
-    ]
 
 
 def _range(values: tuple[float, float]) -> str:

@@ -5,12 +5,11 @@ Guarantee: the facts use no features and no targets of examples, only numbers of
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.accountant.checks import Floats
@@ -40,10 +39,10 @@ class AdviceCandidate:
     rounds: int
     steps: int  # local, per round
     rate: Rate  # sampling rate of all clients; None keeps the batches of the file
-    weighting: Any = field(hash=False)  # value of `federation.weighting`, a name or a mapping
+    weighting: Any  # value of `federation.weighting`, a name or a mapping
     learning_rate: float
     sampling: str | None = None  # new `privacy.sampling`
-    correlation: Any = field(default=None, hash=False)  # new `privacy.noise_correlation`
+    correlation: Any = None  # new `privacy.noise_correlation`
 
     @property
     def local_steps(self) -> int:
@@ -58,6 +57,7 @@ _UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 class PublicFacts:
     """Public facts about a federation of K training clients, as its experiment file plans it."""
 
+    experiment: Experiment
     examples: Floats  # public number of each client, (K,), as are the next five
     rates: Floats  # sampling rates under the file's settings
     noise: Floats  # planned noise multipliers under the file's settings
@@ -71,7 +71,7 @@ class PublicFacts:
     inputs: int  # features of an example
     outputs: int  # classes, or 1
     label_skew: float  # expected squared distance of clients' label distributions to the mean one
-    members: NDArray[np.int64]  # numbers of the K training clients
+    members: tuple[int, ...]  # numbers of the K training clients
     given_noise_epsilon: float | None  # largest ε of clients whose noise is given, not calibrated
 
     @property
@@ -97,6 +97,7 @@ def public_facts(federation: Federation) -> PublicFacts:
     values = sum(p.numel() for p in federation.model.module.parameters() if p.requires_grad)
     given = [epsilon for _, privacy, epsilon in clients if privacy.gives_noise]
     return PublicFacts(
+        experiment=experiment,
         examples=np.array([float(plan.examples) for plan, _, _ in clients]),
         rates=np.array([plan.release.sampling_rate for plan, _, _ in clients]),
         noise=np.array([plan.release.noise_multiplier for plan, _, _ in clients]),
@@ -116,7 +117,7 @@ def public_facts(federation: Federation) -> PublicFacts:
         inputs=math.prod(data.test.features.shape[1:]),
         outputs=data.num_classes or 1,
         label_skew=_label_skew(federation),
-        members=np.array(members),
+        members=tuple(members),
         given_noise_epsilon=_rounded_down(max(given)) if given else None,
     )
 
@@ -192,11 +193,9 @@ def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
     return sorted(rates | {given.learning_rate})
 
 
-def changes_of(
-    candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
-) -> dict[str, Any]:
+def changes_of(candidate: AdviceCandidate, facts: PublicFacts) -> dict[str, Any]:
     """Return the settings that a candidate changes, as `{"key.path": value}`."""
-    given = facts.given
+    given, experiment = facts.given, facts.experiment
     values = {
         "federation.rounds": (candidate.rounds, given.rounds),
         "federation.weighting": (candidate.weighting, given.weighting),
@@ -205,7 +204,7 @@ def changes_of(
     changes: dict[str, Any] = {key: new for key, (new, old) in values.items() if new != old}
     if "local.steps" in changes and experiment.local.epochs is not None:
         changes["local.epochs"] = None
-    changes |= batch_changes(candidate, experiment, facts)
+    changes |= batch_changes(candidate, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
         changes["local.optimizer"] = {**optimizer, "lr": candidate.learning_rate}
@@ -218,12 +217,10 @@ def changes_of(
     return changes
 
 
-def batch_changes(
-    candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
-) -> dict[str, Any]:
+def batch_changes(candidate: AdviceCandidate, facts: PublicFacts) -> dict[str, Any]:
     """Return a candidate's changes of the batch size, the sampling scheme and its rate."""
-    batch_size, rate = experiment.local.batch_size, candidate.rate
-    before, changes, update = privacy_of(experiment).sampling, dict[str, Any](), dict[str, Any]()
+    batch_size, rate = facts.experiment.local.batch_size, candidate.rate
+    before, changes, update = privacy_of(facts.experiment).sampling, dict[str, Any](), {}
     if rate == FULL and batch_size != FULL:
         changes["local.batch_size"] = FULL
     elif isinstance(rate, float) and batch_size == FULL:

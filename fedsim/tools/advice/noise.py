@@ -80,7 +80,7 @@ def sampling_noise_ratio(
 ) -> float:
     """Return the noise multiplier under another sampling scheme over the file's, by Rényi DP."""
     place = facts.median_place
-    client = int(facts.members[place])
+    client = facts.members[place]
     privacy = (federation.plan.client_privacy or ())[client].privacy
     target = {"noise_multiplier": None, "target_epsilon": float(facts.epsilons[place])}
     if privacy.accountant.name != "rdp":
@@ -194,7 +194,7 @@ def correlated_candidates(
     if privacy_of(federation.experiment).is_correlated:
         return
     place = facts.median_place
-    client = int(facts.members[place])
+    client = facts.members[place]
     rounds = federation.plan.participation.planned_rounds()[client]
     size, steps = int(facts.examples[place]), max(1, rounds) * facts.given.steps
     batch = max(1, round(size * facts.rates[place]))

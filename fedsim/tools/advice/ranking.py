@@ -8,13 +8,14 @@ values: the mean error over plausible tasks, and the largest factor by which ano
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fedsim.accountant.checks import Floats
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
-from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.core.settings import written_name
 from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.federation import Federation
@@ -31,6 +32,7 @@ from fedsim.tools.advice.candidates import (
     budget_of,
     candidate_grid,
     changes_of,
+    public_facts,
 )
 from fedsim.tools.advice.noise import (
     CYCLIC,
@@ -47,6 +49,13 @@ from fedsim.tools.advice.noise import (
 FILE, PROPOSAL = "the file", "proposal"
 _NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
+_SCHEDULE = ("rounds", "steps", "learning_rate")
+_KEPT = {  # what a candidate keeps of the file
+    PROPOSAL: (),
+    "weights only": ("rate", *_SCHEDULE),
+    "sampling rate only": ("weighting", *_SCHEDULE),
+    "schedule only": ("weighting", "rate"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,31 +65,27 @@ class Ranked:
     name: str
     candidate: AdviceCandidate
     changes: Mapping[str, Any]  # `{"key.path": value}`
-    rates: tuple[float, float]  # smallest and largest over clients
+    sampling_rate: tuple[float, float]  # smallest and largest over clients
+    noise_multiplier: tuple[float, float]  # smallest and largest over clients
     all_noise: Floats  # noise multiplier of each client, (K,)
-    exact: bool  # the noise is that of a planned run, not of an approximate formula
-    error: float  # noise-to-signal ratio, the geometric mean over plausible tasks
-    ratio: float  # `error` over that of the file's schedule
+    noise_is_exact: bool  # it is that of a planned run, not of an approximate formula
+    noise_to_signal: float  # the geometric mean over plausible tasks
+    ratio: float  # `noise_to_signal` over that of the file's schedule
     ratio_range: tuple[float, float]  # smallest and largest over the plausible tasks
-
-    @property
-    def noise(self) -> tuple[float, float]:
-        """Smallest and largest noise multiplier over clients."""
-        return float(self.all_noise.min()), float(self.all_noise.max())
 
 
 def weighting_text(weighting: str | Mapping[str, Any]) -> str:
     """Return the name of a weighting for a table; `examples_over_noise` becomes "n / noise"."""
-    name = weighting if isinstance(weighting, str) else str(weighting.get("name"))
+    name = written_name(weighting)
     return "n / noise" if name == "examples_over_noise" else name
 
 
 class Ranking:
     """The predicted errors of all candidates of one federation."""
 
-    def __init__(self, federation: Federation, facts: PublicFacts) -> None:
+    def __init__(self, federation: Federation) -> None:
+        facts = public_facts(federation)
         self._federation, self.facts = federation, facts
-        self._experiment = federation.experiment
         self._weightings = self._usable_weightings()
         rates: list[Rate] = [rate for rate in RATES if self._adds_rate(rate)]
         self.candidates = candidate_grid(facts.given, rates=rates, weightings=self._weightings)
@@ -99,17 +104,9 @@ class Ranking:
                 rows += self._finalist(name, candidate)
         return rows + list(self._other_samplings()) + self._correlated()
 
-    def error_with(
-        self, row: Ranked, *, noise: Floats | None = None, trained_values: int | None = None
-    ) -> float:
-        """Return the predicted error of a candidate with other noise (K,) or another model size."""
-        values = self.facts.trained_values if trained_values is None else trained_values
-        facts = replace(self.facts, trained_values=values)
-        return _mean(_errors(row.candidate, row.all_noise if noise is None else noise, facts))
-
     def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
         """Return [finalist with the noise of a planned run], or [] if a run would refuse it."""
-        experiment = self._load(changes_of(candidate, self._experiment, self.facts))
+        experiment = self._load(changes_of(candidate, self.facts))
         if experiment is None:
             return []
         if candidate.rate is None and name != PROPOSAL:  # one noise for each size takes seconds
@@ -131,14 +128,13 @@ class Ranking:
         """Yield the file's schedule with other sampling schemes, unless batches are full."""
         if bool((self.facts.rates == 1.0).all()):
             return
-        used = privacy_of(self._experiment).sampling.name
-        for name in SAMPLING_SCHEMES:
-            other = replace(self.facts.given, sampling=name)
-            changes = changes_of(other, self._experiment, self.facts)
-            if name in (used, CYCLIC) or self._load(changes) is None:
+        used = privacy_of(self.facts.experiment).sampling.name
+        for scheme in SAMPLING_SCHEMES.values():
+            name, other = scheme.name, replace(self.facts.given, sampling=scheme.name)
+            if name in (used, CYCLIC) or self._load(changes_of(other, self.facts)) is None:
                 continue  # cyclic batches are for correlated noise
             try:
-                ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
+                ratio = sampling_noise_ratio(self._federation, self.facts, name)
             except PrivacyPlanError:
                 continue
             yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
@@ -147,42 +143,32 @@ class Ranking:
         """Return [the file's schedule with correlated noise of the best number of bands], or []."""
         rows = []
         for candidate, ratio in correlated_candidates(self._federation, self.facts):
-            if self._load(changes_of(candidate, self._experiment, self.facts)) is not None:
+            if self._load(changes_of(candidate, self.facts)) is not None:
                 name = f"correlated, {candidate.correlation['bands']} bands"
                 rows.append(self._rank(name, candidate, ratio * self.facts.noise, exact=False))
-        return sorted(rows, key=lambda row: row.error)[:1]
+        return sorted(rows, key=lambda row: row.noise_to_signal)[:1]
 
     def _rank(self, name: str, candidate: AdviceCandidate, noise: Floats, *, exact: bool) -> Ranked:
         errors = _errors(candidate, noise, self.facts)
-        ratios, error = errors / self._file_errors, _mean(errors)
-        rates = sampling_rates([candidate], self.facts)[0]
+        error = mean_errors(errors).item()
         return Ranked(
             name=name,
             candidate=candidate,
-            changes=changes_of(candidate, self._experiment, self.facts),
-            rates=(float(rates.min()), float(rates.max())),
+            changes=changes_of(candidate, self.facts),
+            sampling_rate=_range_of(sampling_rates([candidate], self.facts)),
+            noise_multiplier=_range_of(noise),
             all_noise=noise,
-            exact=exact,
-            error=error,
-            ratio=error / _mean(self._file_errors),
-            ratio_range=(float(ratios.min()), float(ratios.max())),
+            noise_is_exact=exact,
+            noise_to_signal=error,
+            ratio=error / mean_errors(self._file_errors).item(),
+            ratio_range=_range_of(errors / self._file_errors),
         )
 
     def _finalists(self) -> Iterator[tuple[str, AdviceCandidate]]:
         """Yield (name, candidate): the proposal, single changes, and the best of other kinds."""
-        given = self.facts.given
-
-        def same_steps(c: AdviceCandidate) -> bool:
-            schedule = (given.rounds, given.steps, given.learning_rate)
-            return (c.rounds, c.steps, c.learning_rate) == schedule
-
-        def same_weights(c: AdviceCandidate) -> bool:
-            return c.weighting == given.weighting
-
-        yield PROPOSAL, self._best(lambda c: True)
-        yield "weights only", self._best(lambda c: c.rate is None and same_steps(c))
-        yield "sampling rate only", self._best(lambda c: same_weights(c) and same_steps(c))
-        yield "schedule only", self._best(lambda c: same_weights(c) and c.rate is None)
+        for name, kept in _KEPT.items():
+            same = {key: getattr(self.facts.given, key) for key in kept}
+            yield name, self._best(lambda c, same=same: same.items() <= vars(c).items())
         for weighting in self._weightings:
             name = f"best with {weighting_text(weighting)}"
             yield name, self._best(lambda c, w=weighting: c.weighting == w)
@@ -190,14 +176,13 @@ class Ranking:
 
     def _best(self, admitted: Callable[[AdviceCandidate], bool]) -> AdviceCandidate:
         """Return the shortest admitted schedule near the best one, on average and at worst."""
-        places = [i for i, c in enumerate(self.candidates) if admitted(c)]
-        if not places:
+        places = np.flatnonzero([admitted(candidate) for candidate in self.candidates])
+        if not places.size:
             return self.facts.given
-        limit = min(self.errors[i] for i in places) * _NEAR_BEST
-        near = [i for i in places if self.errors[i] <= limit]
+        near = places[self.errors[places] <= self.errors[places].min() * _NEAR_BEST]
         worst = self._task_errors[:, near] / self._task_errors[:, places].min(axis=1)[:, None]
         regrets = worst.max(axis=0)
-        robust = [i for i, r in zip(near, regrets, strict=True) if r <= regrets.min() * _NEAR_BEST]
+        robust = near[regrets <= regrets.min() * _NEAR_BEST]
 
         def rank(i: int) -> tuple[int, float]:
             return self.candidates[i].local_steps, float(f"{self.errors[i]:.3g}")
@@ -219,10 +204,10 @@ class Ranking:
         if rate == FULL and bool((self.facts.rates == 1.0).all()):
             return False  # the file's batches are full already
         candidate = replace(self.facts.given, rate=rate)
-        return self._load(batch_changes(candidate, self._experiment, self.facts)) is not None
+        return self._load(batch_changes(candidate, self.facts)) is not None
 
     def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:
-        content, federation = self._experiment.model_dump(mode="json"), self._federation
+        content, federation = self.facts.experiment.model_dump(mode="json"), self._federation
         try:
             loaded = load_experiment(content, changes, base=federation.base)
             return with_clients(loaded, len(federation.data.clients))
@@ -231,11 +216,16 @@ class Ranking:
 
 
 def _errors(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> Floats:
-    return predicted_errors(schedules_of([candidate], noise[None, :], facts))[:, 0]
+    return predicted_errors(schedules_of([candidate], noise[None, :], facts))
 
 
-def _mean(errors: Floats) -> float:
-    return float(mean_errors(errors[:, None])[0])
+def _range_of(values: Floats) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
+
+
+def predicted_error(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> float:
+    """Return the mean error of a candidate over plausible tasks, with noise multipliers (K,)."""
+    return mean_errors(_errors(candidate, noise, facts)).item()
 
 
 def schedules_of(

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedsim.accountant import Composed, Event, RepeatAndSelect, SelfComposed, UnsupportedEventError
+from fedsim.accountant import Composed, Event, RepeatAndSelect, SelfComposed
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.rdp.selection import distribution_text
 from fedsim.accountant.sampler_slack import MAX_DRAWS
@@ -22,6 +22,7 @@ from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.durable import replace_file, sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
+from fedsim.planning.bounds import json_value
 from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
@@ -32,18 +33,21 @@ from fedsim.tools.search.ledger import ACCOUNT, Search, Withdrawn, public_folder
 class Figure:
     """The guarantee of all searches of a directory against one observer."""
 
+    observer: str
     epsilon: float  # the largest of any client; infinite if nothing can be proven
     delta: float  # the largest of any client
     accountant: AccountantName  # "pld" falls back to Rényi DP for events without a PLD
     clients: tuple[tuple[float, float], ...]  # (ε, δ) of each client, by number
 
+    @property
+    def text(self) -> str:
+        """The guarantee in words."""
+        epsilon, delta = epsilon_text(self.epsilon), delta_text(self.delta)
+        return f"(ε, δ)-DP with ε ≤ {epsilon} at δ = {delta}"
+
     def to_json(self) -> dict[str, Any]:
-        """Return the guarantee as JSON values; an infinite ε is null."""
-        return {
-            "epsilon": finite_or_none(self.epsilon),
-            "delta": self.delta,
-            "accountant": self.accountant,
-        }
+        """Return the guarantee as JSON values, without clients; an infinite ε is null."""
+        return json_value({key: value for key, value in vars(self).items() if key != "clients"})
 
 
 def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
@@ -69,20 +73,15 @@ def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
     for search, selected in alone:
         runs = search.drawn.run_counts.most_runs if selected else search.charged_runs
         draws += runs * search.drawn.draws
-    clients = []
+    is_covered, clients = draws <= MAX_DRAWS // 2, list[tuple[float, float]]()
     for client in range(len(searches[-1].drawn.clients)):
         delta = max(search.drawn.clients[client].delta for search in searches)
         releases = (_releases(search, client, is_selection=selected) for search, selected in alone)
-        epsilon = math.inf
-        if draws <= MAX_DRAWS // 2:
-            entries, adjacency = tuple(chain(*releases)), searches[-1].drawn.adjacency
-            try:
-                epsilon = Accounting(delta, accountant, adjacency).epsilon(entries)
-            except UnsupportedEventError:
-                epsilon = Accounting(delta, "rdp", adjacency).epsilon(entries)
-        clients.append((epsilon, delta))
+        accounting = Accounting(delta, accountant, searches[-1].drawn.adjacency)
+        clients.append((accounting.epsilon(chain(*releases)) if is_covered else math.inf, delta))
     epsilon, delta = map(max, zip(*clients, strict=True))
-    return Figure(epsilon, delta, accountant, tuple(clients))
+    observer = OBSERVER_OF_RUNS if sees_runs else OBSERVER_OF_SELECTION
+    return Figure(observer, epsilon, delta, accountant, tuple(clients))
 
 
 def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple[Event, int], ...]:
@@ -112,10 +111,10 @@ _CONDITIONS = (
 def every_run_sentence(figure: Figure, number: int) -> str:
     """Return a sentence on the guarantee of all runs together, against those who see all runs."""
     if number == 0:
-        return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
+        return f"Against {figure.observer}: no run was drawn, so nothing was spent: ε = 0."
     runs = f"all {number} charged runs are, together," if number > 1 else "the one charged run is"
     return (
-        f"Against {OBSERVER_OF_RUNS}: {runs} {_pair(figure)} for each training example "
+        f"Against {figure.observer}: {runs} {figure.text} for each training example "
         "of every client (PLD composition). An attempt that a crash cut short counts as a run."
     )
 
@@ -138,7 +137,7 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         together = f"together{also if unclaimed else ''}"
         subject = f"the models selected by the {len(searches)} searches here are, {together},"
     return (
-        f"Against {OBSERVER_OF_SELECTION}: {subject} {_pair(figure)} for each training "
+        f"Against {figure.observer}: {subject} {figure.text} for each training "
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
         "covers every number of runs that could have been drawn, so it may be above that of the "
         "runs that were.",
@@ -147,10 +146,6 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         "anew, uniformly and with replacement. All other runs and scores are destroyed.",
         _CONDITIONS,
     )
-
-
-def _pair(figure: Figure) -> str:
-    return f"(ε, δ)-DP with ε ≤ {epsilon_text(figure.epsilon)} at δ = {delta_text(figure.delta)}"
 
 
 MODEL = ("model.safetensors", "experiment.yaml")
@@ -188,7 +183,6 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         "selected": searches[-1].selected,
         "score": score,
         "adjacency": drawn.adjacency,
-        "observer": OBSERVER_OF_SELECTION,
         **figure.to_json(),
         "statement": " ".join(selection_sentences(searches, figure)),
         "server": "The server and the clients saw every run. Their figure tells the number of "
@@ -215,10 +209,22 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
         "fedsim": searches[-1].drawn.fedsim,
         "name": name,
         "for": OBSERVER_OF_RUNS,
-        "searches": [_search_json(search) for search in searches],
+        "searches": [
+            {
+                "search": search.drawn.search,
+                "distribution": {"mean": search.drawn.mean, "shape": search.drawn.shape},
+                "candidates": search.drawn.candidates,
+                "runs": search.drawn.runs,
+                "charged_runs": search.charged_runs,
+                "status": "unfinished" if search.end is None else search.end.record,
+                "selected": search.selected,
+                "reason": search.end.reason if isinstance(search.end, Withdrawn) else None,
+            }
+            for search in searches
+        ],
         "runs": runs,
-        "every_run": {"observer": OBSERVER_OF_RUNS, **every_run.to_json()},
-        "selection": {"observer": OBSERVER_OF_SELECTION, **selected.to_json()},
+        "every_run": every_run.to_json(),
+        "selection": selected.to_json(),
         "clients": [
             {
                 "client": client,
@@ -242,24 +248,6 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 def account_page(content: Mapping[str, Any]) -> str:
     """Return the HTML of `account/comparison.html`."""
-    labels = {"every_run": "Every run", "selection": "The selected model alone"}
-    cards = [
-        (label, epsilon_text(figure["epsilon"]), delta_text(figure["delta"]), figure["observer"])
-        for label, figure in ((label, content[key]) for key, label in labels.items())
-    ]
-    page = {**content, "figures": cards, "version": content["fedsim"]}
+    texts = {"epsilon_text": epsilon_text, "delta_text": delta_text}
+    page = {**content, **texts, "version": content["fedsim"]}
     return render_page("search.html.jinja", page, Path(__file__).parent)
-
-
-def _search_json(search: Search) -> dict[str, Any]:
-    drawn, end = search.drawn, search.end
-    return {
-        "search": drawn.search,
-        "distribution": {"mean": drawn.mean, "shape": drawn.shape},
-        "candidates": drawn.candidates,
-        "runs": drawn.runs,
-        "charged_runs": search.charged_runs,
-        "status": "unfinished" if end is None else end.record,
-        "selected": search.selected,
-        "reason": end.reason if isinstance(end, Withdrawn) else None,
-    }

@@ -117,8 +117,7 @@ def search(
     if not (directory / MARKER).exists():
         write_marker(comparison, directory)
     with lock_directory(directory) as locks:
-        run = _SearchRun(comparison, directory, workers or default_workers(), locks)
-        return run.perform()
+        return _SearchRun(comparison, directory, workers or default_workers(), locks).perform()
 
 
 class _SearchRun:
@@ -220,9 +219,9 @@ class _SearchRun:
 
     def _is_charged(self, folder: Path) -> bool:
         charges = self._current.drawn.clients
-        journal = FileJournal(folder / "ledger.jsonl")
-        known = set(journal.clients()) <= {charge.client for charge in charges}
-        return known and all(is_within(total_of(journal.history(c.client)), c) for c in charges)
+        spent = FileJournal(folder / "ledger.jsonl").histories()
+        known = spent.keys() <= {charge.client for charge in charges}
+        return known and all(is_within(total_of(spent.get(c.client, ())), c) for c in charges)
 
     def _select_best(self) -> None:
         """Publish the best run, the earliest one if several are equal, and end the search."""
@@ -231,10 +230,13 @@ class _SearchRun:
         for run, folder in enumerate(folders):
             if not _is_unchanged(folder, current.done[run]):
                 self._withdraw("a run that had ended was changed or removed")
-        scores = [_score(folder, drawn.metric) for folder in folders]
+        read = (RunDirectory(folder).read_json("summary.json") for folder in folders)
+        scores = [summary.get(drawn.metric) for summary in read]
         folder = score = variant = None
         if scores:
-            best = _best(scores, smaller=metric_entry(drawn.metric).smaller_is_better)
+            sign = -1.0 if metric_entry(drawn.metric).smaller_is_better else 1.0
+            known = [-math.inf if one is None else sign * one for one in scores]  # None: infinite
+            best = known.index(max(known))
             folder, score = folders[best], scores[best]
             variant = drawn.candidates[drawn.configurations[best]]
         end = Selected(search=drawn.search, variant=variant, files={})
@@ -255,15 +257,14 @@ class _SearchRun:
         content = account_json(searches, name=self._comparison.name, head=self._ledger.head)
         write_account(content, self._out)
         end = searches[-1].end
-        if not isinstance(end, Selected):
-            reason = "" if end is None else f" ({end.reason})"
+        if isinstance(end, Withdrawn):
             raise SearchWithdrawnError(
-                f"search {len(searches)} ended without a model{reason}: no selection is claimed, "
-                f"and all of its runs are charged; a new search here needs a change of the file, "
-                "and adds to them"
+                f"search {len(searches)} ended without a model ({end.reason}): no selection is "
+                "claimed, and all of its runs are charged; a new search here needs a change of the "
+                "file, and adds to them"
             )
         folder = public_folder(self._out, len(searches))
-        return SearchResult(self._out, folder, end.variant, content)
+        return SearchResult(self._out, folder, searches[-1].selected, content)
 
 
 def _is_unchanged(folder: Path, root: str) -> bool:
@@ -273,18 +274,6 @@ def _is_unchanged(folder: Path, root: str) -> bool:
     except RunDirectoryError:
         return False
     return manifest.root == root and not list(changed_files(directory, manifest))
-
-
-def _score(folder: Path, metric: str) -> float | None:
-    value = RunDirectory(folder).read_json("summary.json").get(metric)
-    return None if value is None else float(value)
-
-
-def _best(scores: Sequence[float | None], *, smaller: bool) -> int:
-    """Return the index of the best score, the first if several are equal; non-finite is worst."""
-    sign = -1.0 if smaller else 1.0
-    known = [-math.inf if score is None else sign * score for score in scores]
-    return known.index(max(known))
 
 
 def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:

@@ -1,14 +1,11 @@
 """Privacy totals of clients over several runs and ledgers, also of other tools: `fedsim totals`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fedsim.cli.options import json_option, print_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @click.command("totals", short_help="Total privacy spend of each client over RUNs and LEDGERs.")
@@ -68,7 +65,7 @@ def account_command(
     with seeded noise of one seed, as the noise of one is that of the other.
     """
     from fedsim.tools.totals.outputs import print_account, print_training, registry_entry
-    from fedsim.tools.totals.sources import read_source
+    from fedsim.tools.totals.sources import read_clients, read_source
     from fedsim.tools.totals.totals import account_of
     from fedsim.tools.totals.training import report_of
 
@@ -82,7 +79,7 @@ def account_command(
         delta=delta,
         accountants=accountants,
         adjacency=adjacency,
-        clients=None if clients_file is None else _clients(clients_file),
+        clients=None if clients_file is None else read_clients(clients_file),
         independent_noise=independent_noise,
     )
     if registry is not None:
@@ -98,23 +95,3 @@ def account_command(
             print_account(account)
     if registry is not None:
         click.echo(f"registry: {registry}, a draft: fill in the empty fields", err=True)
-
-
-def _clients(name: str) -> "Mapping[str, Sequence[str]]":
-    from fedsim.core.text_formats import parse_plain_yaml
-    from fedsim.tools.totals.sources import SourceError
-
-    try:
-        content: Any = parse_plain_yaml(Path(name).read_text())
-    except ValueError as error:
-        raise SourceError(f"{name}: not YAML: {error}") from error
-    is_map = isinstance(content, dict) and all(
-        isinstance(places, list) and all(isinstance(place, str) for place in places)
-        for places in content.values()
-    )
-    if not is_map:
-        raise SourceError(
-            f"{name}: must map each client to a list of places such as runs/a:3, got "
-            f"{type(content).__name__}"
-        )
-    return {str(client): places for client, places in content.items()}

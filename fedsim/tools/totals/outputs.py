@@ -4,7 +4,8 @@ The keys of an entry are those of the template of 2026; facts that only people k
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,12 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     if account.to_json()["system_epsilon"] is None:
         raise SourceError("--registry: the largest ε is infinite, which is nothing to register")
     last = RunFiles(RunDirectory.open(Path(runs[-1].name)))
-    entry = yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text())
-    slug = re.sub(r"[^a-z0-9]+", "-", last.experiment.name.lower()).strip("-")
-    entry["url_slug"] = slug or entry["url_slug"]
-    for section, facts in _facts(account, last).items():
-        entry["deployment"][section] |= facts
+    entry = yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text(encoding="utf-8"))
+    entry = _filled(entry, _facts(account, last))
+    entry["deployment"]["privacy_loss"]["privacy_parameters"] = {
+        "epsilon": float(epsilon_text(account.largest.epsilon)),
+        "delta": account.largest.delta,
+    }
     head = (
         "# A draft for https://registry.opendp.org, written by fedsim totals.\n"
         "# Fill in the empty fields, and check each sentence.\n"
@@ -121,52 +123,33 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     return head + yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _facts(account: Totals, run: RunFiles) -> dict[str, dict[str, Any]]:
-    text = _statement_texts(run, of_one_run=len(account.sources) == 1)
-    largest, unit, runs = account.largest, account.unit or "example", len(account.sources)
-    releases = sum(count for _, count in largest.ledger.entries)
-    details = (
-        f"ε of the client with the largest one, of {len(account.clients)}, over {runs} training "
-        f"runs; by fedsim's {next(iter(largest.epsilons))} accountant, an upper bound"
-    )
+def _filled(value: Any, facts: Mapping[str, str]) -> Any:
+    """Return a value of the template with facts in place of their names in braces."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, facts) for key, inner in value.items()}
+    return value.format_map(facts).strip() if isinstance(value, str) else value
+
+
+def _facts(account: Totals, run: RunFiles) -> Mapping[str, str]:
+    """Return the facts of an entry by name, and the sentences of the run's statement by topic."""
+    facts = defaultdict[str, str](str)  # a statement does not have every topic
+    for point in run.privacy.get("statement_points") or []:
+        if len(account.sources) == 1 or point["point"] not in _OF_ONE_RUN:
+            facts[point["point"]] += f"{point['text']} "
     metrics = [
         f"{key.replace('_', ' ')} {value:.4g}"
         for key, value in run.summary.items()
         if key.startswith("test_") and isinstance(value, float)
     ]
-    return {
-        "basic": {"name": run.experiment.name},
-        "dp_variant": {"unprotected_quantities": text("adjacency", "data access")},
-        "privacy_loss": {
-            "privacy_unit": f"{unit.title()}-level",
-            "privacy_unit_details": text("unit", "adjacency"),
-            "privacy_parameters": {
-                "epsilon": float(epsilon_text(largest.epsilon)),
-                "delta": largest.delta,
-            },
-            "privacy_parameters_details": f"{details}. {text('result', 'delta')}".strip(),
-        },
-        "deployment_model": {
-            "model_name": _MODELS.get(account.observer or "server", ""),
-            "model_name_details": text("guarantee"),
-            "trust_assumptions": text("threat model"),
-            "actors": f"{len(account.clients)} clients, which hold the data, and a server",
-            "release_type_details": f"{runs} training runs; up to {releases} noisy releases of "
-            "one client",
-        },
-        "implementation": {
-            "mechanisms": text("mechanism", "sampling"),
-            "composition": text("accounting", "budget"),
-            "utility": ", ".join(metrics),
-            "additional_information": text("recomputation", "limit"),
-        },
+    name, largest = run.experiment.name, account.largest
+    return facts | {
+        "SLUG": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "deployment",
+        "NAME": name,
+        "UNIT": (account.unit or "example").title(),
+        "MODEL": _MODELS.get(account.observer or "server", ""),
+        "ACCOUNTANT": next(iter(largest.epsilons)),
+        "CLIENTS": str(len(account.clients)),
+        "RUNS": str(len(account.sources)),
+        "RELEASES": str(sum(count for _, count in largest.ledger.entries)),
+        "METRICS": ", ".join(metrics),
     }
-
-
-def _statement_texts(run: RunFiles, *, of_one_run: bool) -> Callable[..., str]:
-    """Return a function from topics of a privacy statement to their sentences, joined."""
-    sentences: dict[str, list[str]] = {}
-    for point in run.privacy.get("statement_points") or []:
-        if of_one_run or point["point"] not in _OF_ONE_RUN:
-            sentences.setdefault(point["point"], []).append(point["text"])
-    return lambda *topics: " ".join(text for topic in topics for text in sentences.get(topic, []))

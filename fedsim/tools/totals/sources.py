@@ -7,7 +7,7 @@ registry.opendp.org, read as one release with the declared guarantee; or trainin
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,8 @@ from fedsim.accountant.ledger.journal import FileJournal, total_against_server, 
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.core.errors import InputError, raised_as
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
-from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory, RunFiles
-from fedsim.tools.totals.training import TrainingFile, is_training, read_training
+from fedsim.tools.totals.training import TrainingFile, read_training
 
 
 class SourceError(InputError):
@@ -208,7 +207,7 @@ def read_source(name: str) -> Source:
         content: Any = parse_plain_yaml(text) if is_yaml else parse_json(text)
     except ValueError as error:
         raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
-    if is_training(content):
+    if isinstance(content, Mapping) and {"training", "claimed"} & content.keys():
         file = read_training(name)
         told = file.training
         clients = {EVERYONE: ClientRecord(told.ledger(), delta=told.delta)}
@@ -245,6 +244,8 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         raise SourceError(f"{name}: no client of the run has spent anything")
     rounds = [charge.round_number for charges in histories.values() for charge in charges]
     releases = [json.dumps([r.model, sorted(r.uploads.items())]) for r in files.releases]
+    is_natural = experiment.data.partition.scheme in ("column", "files")
+    settings = [experiment.data.model_dump(mode="json"), None if is_natural else experiment.seed]
     return Source(
         name,
         clients,
@@ -257,16 +258,8 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         seed=experiment.seed if is_seeded else None,
         releases=tuple(releases),
         charges_tell=max(rounds, default=0) <= len(releases) or (is_seeded and trust == "local"),
-        assignment=_assignment(experiment),
+        assignment=json.dumps(settings, sort_keys=True),
     )
-
-
-def _assignment(experiment: Experiment) -> str:
-    """Return a text of the settings that decide which examples each client has."""
-    data = experiment.data
-    is_natural = data.partition.scheme in ("column", "files")
-    content = [data.model_dump(mode="json"), None if is_natural else experiment.seed]
-    return json.dumps(content, sort_keys=True)
 
 
 def _clients_of(content: Any) -> dict[str, ClientRecord]:
@@ -297,6 +290,24 @@ def _of_rows(rows: Any) -> dict[str, ClientRecord]:
             ledger.record(NonPrivate())
         clients[key] = ClientRecord(ledger, str(row["name"]) if row.get("name") else None)
     return clients
+
+
+def read_clients(name: str) -> Mapping[str, Sequence[str]]:
+    """Read a file that maps each client to its places in the sources (`account_of`)."""
+    try:
+        content: Any = parse_plain_yaml(Path(name).read_text())
+    except ValueError as error:
+        raise SourceError(f"{name}: not YAML: {error}") from error
+    is_map = isinstance(content, dict) and all(
+        isinstance(places, list) and all(isinstance(place, str) for place in places)
+        for places in content.values()
+    )
+    if not is_map:
+        raise SourceError(
+            f"{name}: must map each client to a list of places such as runs/a:3, got "
+            f"{type(content).__name__}"
+        )
+    return {str(client): places for client, places in content.items()}
 
 
 def repeats(first: Source, second: Source) -> bool:

@@ -22,6 +22,7 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer
 from fedsim.clients.mechanisms.kinds import protects_client
 from fedsim.core.text_formats import finite_or_none
+from fedsim.planning.bounds import json_value
 from fedsim.tools.totals.sources import EVERYONE, Source, SourceError, renamed, repeats
 
 T = TypeVar("T")
@@ -35,28 +36,15 @@ class ClientTotal:
     client: str  # its number, or the user's name for it; "" if files name no clients
     name: str | None  # in the data
     sources: tuple[str, ...]  # which charged the client
-    ledger: PrivacyLedger
     delta: float
+    epsilon: float  # by the first accountant, as is the one against the server
     epsilons: Mapping[str, float]  # by the accountant's name
-    epsilon_against_server: float | None = None  # by the first accountant
-
-    @property
-    def epsilon(self) -> float:
-        """The total ε by the first accountant."""
-        return next(iter(self.epsilons.values()))
+    epsilon_against_server: float | None
+    ledger: PrivacyLedger
 
     def to_json(self) -> dict[str, Any]:
         """Return the total as JSON values, which `read_source` can read; an infinite ε is null."""
-        return {
-            "client": self.client,
-            "name": self.name,
-            "sources": list(self.sources),
-            "delta": self.delta,
-            "epsilon": finite_or_none(self.epsilon),
-            "epsilons": {name: finite_or_none(value) for name, value in self.epsilons.items()},
-            "epsilon_against_server": finite_or_none(self.epsilon_against_server),
-            "ledger": self.ledger.to_list(),
-        }
+        return json_value(vars(self)) | {"ledger": self.ledger.to_list()}
 
 
 @dataclass(frozen=True)
@@ -181,15 +169,17 @@ def _total(
             get_epsilon = partial(epsilon_with_slack, get_epsilon)
         return get_epsilon(chosen)
 
+    epsilons = {accountant_name(name): epsilon(total, name) for name in accountants}
     has_server = all(record.against_server is not None for record in records)
     return ClientTotal(
         key,
         next((record.name for record in records if record.name is not None), None),
         tuple(source.name for source in counted),
-        total,
         chosen,
-        {accountant_name(accountant): epsilon(total, accountant) for accountant in accountants},
+        next(iter(epsilons.values())),
+        epsilons,
         epsilon(server, accountants[0]) if has_server else None,
+        total,
     )
 
 
@@ -227,9 +217,8 @@ def _terms(
             f"--adjacency {adjacency}: {first.name} holds under {first.adjacency} adjacency only"
         )
     used: set[AccountantChoice] = {s.accountant for s in known if s.accountant is not None}
-    if not accountants:
-        accountants = tuple(used) if len(used) == 1 else ("pld",)
-    return first.unit, first.adjacency or "zero_out", first.observer, accountants
+    usual = tuple(used) if len(used) == 1 else ("pld",)
+    return first.unit, first.adjacency or "zero_out", first.observer, accountants or usual
 
 
 def _refuse_common_noise(sources: Sequence[Source]) -> None:

@@ -8,24 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedsim.accountant import (
-    EpochShuffled,
-    Event,
-    FixedSizeSampled,
-    Gaussian,
-    PoissonSampled,
-    PrivacyLedger,
-    RandomAllocation,
-)
+from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, accountant_name
 from fedsim.accountant.events import Adjacency
+from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.limits import MAX_EXAMPLES
 from fedsim.core.settings import Probability, Settings, Share
-from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment.load import read_checked
 from fedsim.experiment.messages import PathMessage
+from fedsim.planning.bounds import json_value
 
 _MAX_STEPS = 10**12  # of the accountants
 
@@ -57,30 +50,20 @@ class TrainingSection(Settings):
         """Return the ledger of all releases of the training."""
         batch = self.batch_size or self.examples
         noise = self.noise_multiplier * (batch if self.noise_added_to == "mean" else 1)
-        release = Gaussian(noise / self.sensitivity)
-        whole, rest = divmod(self.examples, batch)
-        batches = whole + (rest > 0 and not self.drop_last)  # in a pass
+        release, epochs = Gaussian(noise / self.sensitivity), self.epochs or 0.0
+        if self.sampling == "full_batch":
+            return PrivacyLedger().record(release, self.steps or _rounded_up(epochs))
+        sampling = SAMPLINGS[self.sampling]
+        by_epoch = sampling.scheme.by_epoch  # a pass is one event
+        left_out = self.examples % batch if by_epoch and self.drop_last else 0
+        drawn, _ = sampling.for_client(
+            self.examples - left_out, batch, sampling_rate=self.sampling_rate
+        )
         if self.steps is None:
-            epochs = self.epochs or 0.0
-            steps, passes = _rounded_up(epochs / self.rate), _rounded_up(epochs)
+            events = _rounded_up(epochs if by_epoch else epochs / self.rate)
         else:
-            steps, passes = self.steps, -(-self.steps // batches)
-        event: Event = release
-        match self.sampling:
-            case "poisson":
-                event = PoissonSampled(self.rate, release)
-            case "fixed_size":
-                event = FixedSizeSampled(self.examples, batch, release)
-            case "shuffle":
-                event, steps = EpochShuffled(batches, release), passes
-            case "balls_and_bins":
-                event, steps = RandomAllocation(batches, release), passes
-        return PrivacyLedger().record(event, steps)
-
-    def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
-        """Return the ε of the training by each accountant, by the accountant's name."""
-        spent = self.ledger().epsilon
-        return {accountant_name(a): spent(self.delta, a, self.adjacency) for a in accountants}
+            events = drawn.num_events(self.steps)
+        return PrivacyLedger().record(drawn.event(release), events)
 
     @property
     def rate(self) -> float:
@@ -181,13 +164,7 @@ class TrainingReport:
             "adjacency": self.training.adjacency,
             "delta": self.training.delta,
             "claimed_epsilon": None if self.claimed is None else self.claimed.epsilon,
-            "rows": [
-                {
-                    "row": row.label,
-                    "epsilons": {name: finite_or_none(e) for name, e in row.epsilons.items()},
-                }
-                for row in self.rows
-            ],
+            "rows": json_value([{"row": r.label, "epsilons": r.epsilons} for r in self.rows]),
         }
 
 
@@ -199,27 +176,27 @@ def report_of(
     Guarantee: each ε of the first row is an upper bound for a training as `training` describes it.
     """
     accountants = accountants or ("pld", "rdp")
-    training = file.training
-    rows = [TrainingRow("as the code does it", training, training.epsilons(accountants))]
-    for change in _changes(file):
+    training, rows = file.training, list[TrainingRow]()
+    for change in ({}, *_changes(file)):
         training = _changed(training, change)
-        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in change.items()}
-        label = ", ".join(f"{key}: {text}" for key, text in texts.items())
-        rows.append(TrainingRow(f"as if {label}", training, training.epsilons(accountants)))
+        spent, delta, adjacency = training.ledger().epsilon, training.delta, training.adjacency
+        epsilons = {accountant_name(a): spent(delta, a, adjacency) for a in accountants}
+        texts = (f"{k}: {v:g}" if isinstance(v, float) else f"{k}: {v}" for k, v in change.items())
+        label = f"as if {', '.join(texts)}" if change else "as the code does it"
+        rows.append(TrainingRow(label, training, epsilons))
     return TrainingReport(name, file.claimed, tuple(rows))
-
-
-_NOISE = ("noise_multiplier", "noise_added_to", "sensitivity")
-_SAMPLE = ("sampling", "sampling_rate")
 
 
 def _changes(file: TrainingFile) -> list[dict[str, Any]]:
     """Return the authors' other values, one thing after another; shuffled also as Poisson."""
     training, claimed = file.training, {} if file.claimed is None else _given(file.claimed)
-    changes = {key: value for key, value in claimed.items() if value != getattr(training, key)}
-    noise = {key: value for key, value in changes.items() if key in _NOISE}
-    sample = {key: value for key, value in changes.items() if key in _SAMPLE}
-    schedule = {key: value for key, value in changes.items() if key not in (*_NOISE, *_SAMPLE)}
+
+    def changes(*keys: str) -> dict[str, Any]:
+        given = {key: claimed[key] for key in keys if key in claimed}
+        return {key: value for key, value in given.items() if value != getattr(training, key)}
+
+    sample, schedule = changes("sampling", "sampling_rate"), changes("steps", "epochs")
+    noise = changes("noise_multiplier", "noise_added_to", "sensitivity")
     if training.sampling != "shuffle":
         steps = [sample | schedule, noise]
     elif sample:
@@ -243,11 +220,6 @@ def _changed(training: TrainingSection, change: Mapping[str, Any]) -> TrainingSe
     if update.get("sampling", "poisson") != "poisson":
         update.setdefault("sampling_rate", None)
     return training.model_copy(update=update)
-
-
-def is_training(content: object) -> bool:
-    """Whether the parsed content of a YAML file is that of a training file."""
-    return isinstance(content, Mapping) and bool({"training", "claimed"} & content.keys())
 
 
 def read_training(path: str | Path) -> TrainingFile:

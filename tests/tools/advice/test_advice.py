@@ -107,7 +107,7 @@ def test_the_old_quickstart_gets_full_batches_one_step_a_round_and_weights_by_si
     assert proposal.ratio < 0.7
     assert proposal.ratio_range[1] < 1.0
     assert "privacy.noise_correlation" not in proposal.changes
-    assert proposal.exact
+    assert proposal.noise_is_exact
 
 
 def test_a_linear_model_is_named_where_it_has_fewer_trained_values(old_quickstart: Advice) -> None:
@@ -119,7 +119,10 @@ def test_a_linear_model_is_named_where_it_has_fewer_trained_values(old_quickstar
 def test_secure_aggregation_is_a_statement_and_promises_no_less_noise(small: Advice) -> None:
     secure = {"secure_aggregation": {"protocol": "additive", "aggregators": 2}}
     summed = advised({**SMALL, **secure})
-    assert [row.noise for row in small.rows[:2]] == [row.noise for row in summed.rows[:2]]
+    before, after = (
+        [row.noise_multiplier for row in advice.rows[:2]] for advice in (small, summed)
+    )
+    assert before == after
     local = "trust: every candidate protects each upload by its own noise (local)"
     assert local in small.notes
     assert local in summed.notes
@@ -153,7 +156,7 @@ def test_the_lines_can_be_applied_and_spend_the_same_epsilon(small: Advice, tmp_
     assert result.privacy is not None
     assert epsilon_text(result.privacy.system_epsilon) == "2"
     noise = [client.noise_multiplier for client in result.privacy.clients]
-    assert advice.proposal.noise == (min(noise), max(noise))
+    assert advice.proposal.noise_multiplier == (min(noise), max(noise))
 
 
 @pytest.mark.slow
@@ -180,7 +183,7 @@ def test_whatever_plan_accepts_gets_advice_that_a_run_accepts(overrides: dict[st
     changes = {path.replace("__", "."): value for path, value in overrides.items()}
     loaded = load_experiment(SMALL, changes)
     advice = advise_experiment(loaded)
-    assert np.isfinite([row.error for row in advice.rows]).all()
+    assert np.isfinite([row.noise_to_signal for row in advice.rows]).all()
     json.dumps(advice.to_json(), allow_nan=False)
     if advice.proposal is not None:
         content = loaded.experiment.model_dump(mode="json")
