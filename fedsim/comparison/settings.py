@@ -85,11 +85,8 @@ class SelectSettings(Settings):
         return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
 
 
-_GUARANTEE = ("target_epsilon", "noise_multiplier", "delta", "unit", "trust", "adjacency")
-_NOT_TUNED = (
-    *("seed", "data", "evaluation", "task", "privacy.clients"),
-    *(f"privacy.{key}" for key in _GUARANTEE),
-)
+_BUDGET = ("target_epsilon", "noise_multiplier", "delta", "clients", "unit", "trust", "adjacency")
+_NOT_TUNED = ("seed", "data", "evaluation", "task", *(f"privacy.{key}" for key in _BUDGET))
 
 
 class TuneSettings(Settings):

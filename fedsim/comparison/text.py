@@ -77,8 +77,8 @@ def minus_text(results: Results, variant: VariantResult) -> str:
     """Return a variant's mean difference from the baseline as text, with † for an unfit variant."""
     if variant.difference is None:
         return NOTHING
-    text = difference_text(results.metric, variant.difference.estimate)
-    return text + difference_mark(results, variant)
+    mark = "" if variant.unfit is None else " †"
+    return difference_text(results.metric, variant.difference.estimate) + mark
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
@@ -103,13 +103,12 @@ def seconds_text(seconds: Estimate | None) -> str:
 
 def unfit_sentences(results: Results) -> dict[str, str]:
     """Return sentences that say why variants are unfit for comparisons, by the variant's name."""
-    by_name = {entry.variant: entry for entry in results.unfit}
-    return {
-        variant.name: f"{variant.name} {' and '.join(_reasons(entry, variant, results.metric))}: "
-        "compare nothing with it."
+    reasons = {
+        variant.name: " and ".join(_reasons(variant.unfit, variant, results.metric))
         for variant in results.variants
-        if (entry := by_name.get(variant.name)) is not None
+        if variant.unfit is not None
     }
+    return {name: f"{name} {text}: compare nothing with it." for name, text in reasons.items()}
 
 
 def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterator[str]:
@@ -137,11 +136,6 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
 
 # What to try about unfit variants that no command tunes.
 OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these variants"
-
-
-def difference_mark(results: Results, variant: VariantResult) -> str:
-    """Return the mark † if a variant is unfit for comparisons (see `Results.unfit`), else ""."""
-    return " †" if variant.name in results.unfit_names else ""
 
 
 def common_prefix(names: Sequence[str]) -> str:
@@ -182,10 +176,10 @@ def seeds_text(results: Results) -> str:
 
 
 def _on_unfit(results: Results) -> Iterator[str]:
-    bases = [group.baseline for group in results.groups if group.baseline in results.unfit_names]
-    if bases:
+    unfit = {entry.variant for entry in results.unfit}
+    if bases := [group.baseline for group in results.groups if group.baseline in unfit]:
         yield f"There are no differences from {', '.join(bases)}: a difference would say nothing."
-    if any(v.difference and difference_mark(results, v) for v in results.variants):
+    if any(v.difference and v.unfit for v in results.variants):
         yield "† marks a difference of a variant that the first warning names."
 
 
@@ -315,7 +309,8 @@ def _warnings(results: Results) -> Iterator[str]:
             yield f"{none} in {count} of {len(runs)} runs: its recall is 0% there."
         if len(missed) > _MAX_NAMED:
             yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
-        if (bad := sum(run.is_constant for run in runs)) and not difference_mark(results, variant):
+        bad = sum(run.is_constant for run in runs)
+        if bad and variant.unfit is None:
             of = f"{bad} of {len(runs)} runs"
             yield f"{variant.name} is no better than a constant answer in {of}."
 
@@ -326,20 +321,20 @@ def scores_table(results: Results) -> Table | None:
     if len(rows) < 2:
         return None
     shown = sorted(rows, key=_by_spread)[:_MAX_ROWS]
-    variants = [variant.name for variant in results.variants[:_MAX_COLUMNS]]
-    prefix = common_words([variant.name for variant in results.variants])
-    headings = ["examples", *(name.removeprefix(prefix) for name in variants)]
+    names = [variant.name for variant in results.variants]
+    prefix = common_words(names)
+    headings = ["examples", *(name.removeprefix(prefix) for name in names[:_MAX_COLUMNS])]
     title = "Recall by class, on the public test set" + (f"; {prefix}…" if prefix else "")
     table = figure_table(title, headings, texts=["class"])
     for row in rows:
         if row in shown:
             recalls = row.recalls[:_MAX_COLUMNS]
             table.add_row(row.name, f"{row.examples:,.0f}", *map(recall_text, recalls))
-    notes, every = [], len(results.variants)
+    notes = []
     if len(rows) > len(shown):
         notes.append(f"the {len(shown)} of {len(rows)} classes that differ most")
-    if every > len(variants):
-        notes.append(f"{len(variants)} of {every} variants; comparison.html has all")
+    if len(names) > _MAX_COLUMNS:
+        notes.append(f"{_MAX_COLUMNS} of {len(names)} variants; comparison.html has all")
     table.caption = "\n".join(notes) or None
     return table
 
@@ -387,19 +382,6 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
     rows = [{"class": name, "recall": recall} for name, recall in _recalls(variant).items()]
     groups = [{"group": name, **vars(mean)} for name, mean in group_estimates(variant).items()]
     return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}
-
-
-def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return recall by class as values for the HTML template; None for fewer than two classes."""
-    rows = recall_by_class(results)
-    if len(rows) < 2:
-        return None
-    return {
-        "variants": [variant.name for variant in results.variants],
-        "baseline": baseline_note(results),
-        "warnings": score_warnings(results),
-        "rows": rows,
-    }
 
 
 def _scores_of(variant: VariantResult) -> list[Scores]:
