@@ -49,8 +49,6 @@ from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
 _MAX_RUNS = 2000
-
-
 _MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
 _Cell = tuple[str, str, float | str | None]  # heading, text, and value to sort by; None comes last
 

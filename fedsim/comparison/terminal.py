@@ -88,24 +88,21 @@ class ComparisonProgress:
         elif event == "round" and name in self._tasks:
             self._progress.update(self._tasks[name], completed=message["round"])
         elif event in ("finished", "failed"):
-            self._finished(name, message)
+            self._done += 1
+            if event == "failed":
+                text = f"{name}: failed: {message['reason']}"
+                self._console.print(text, style="yellow", highlight=False, markup=False)
+            elif not self._progress.live.is_started:
+                text = f"{self._done}/{self._pending}  {name}: {message['status']}"
+                self._console.print(text, highlight=False, markup=False)
+            if name in self._tasks:
+                self._progress.remove_task(self._tasks.pop(name))
+            self._progress.update(self._all, completed=self._done)
 
     def ended(self) -> None:
         """Stop the progress bars, which may start again: candidates of tuning come first."""
         if self._progress.live.is_started:
             self._progress.stop()
-
-    def _finished(self, name: str, message: Mapping[str, Any]) -> None:
-        self._done += 1
-        if message["event"] == "failed":
-            text = f"{name}: failed: {message['reason']}"
-            self._console.print(text, style="yellow", highlight=False, markup=False)
-        elif not self._progress.live.is_started:
-            text = f"{self._done}/{self._pending}  {name}: {message['status']}"
-            self._console.print(text, highlight=False, markup=False)
-        if name in self._tasks:
-            self._progress.remove_task(self._tasks.pop(name))
-        self._progress.update(self._all, completed=self._done)
 
 
 def notebook_comparison() -> ComparisonProgress | None:

@@ -294,25 +294,22 @@ def baseline_note(results: Results) -> str | None:
 
 def score_warnings(results: Results) -> list[str]:
     """Return up to `_MAX_WARNINGS` warnings about useless models, and how many others there are."""
-    warnings = list(_warnings(results))
+    warnings: list[str] = []
+    for variant in results.variants:
+        runs, who = _scores_of(variant), variant.name
+        missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
+        if len(missed) > _MAX_NAMED:
+            warnings.append(f"{who} has recall 0% in {len(missed)} classes of some run.")
+            missed.clear()
+        for name, count in missed.items():
+            none = f"{who} finds no test example of class {quoted(name)}"
+            warnings.append(f"{none} in {count} of {len(runs)} runs: its recall is 0% there.")
+        if (bad := sum(run.is_constant for run in runs)) and variant.unfit is None:
+            of = f"{bad} of {len(runs)} runs"
+            warnings.append(f"{who} is no better than a constant answer in {of}.")
     more = len(warnings) - _MAX_WARNINGS
     last = [f"{more} more such findings are in the table of classes."] if more > 0 else []
     return warnings[:_MAX_WARNINGS] + last
-
-
-def _warnings(results: Results) -> Iterator[str]:
-    for variant in results.variants:
-        runs = _scores_of(variant)
-        missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
-        for name, count in missed.items() if len(missed) <= _MAX_NAMED else ():
-            none = f"{variant.name} finds no test example of class {quoted(name)}"
-            yield f"{none} in {count} of {len(runs)} runs: its recall is 0% there."
-        if len(missed) > _MAX_NAMED:
-            yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
-        bad = sum(run.is_constant for run in runs)
-        if bad and variant.unfit is None:
-            of = f"{bad} of {len(runs)} runs"
-            yield f"{variant.name} is no better than a constant answer in {of}."
 
 
 def scores_table(results: Results) -> Table | None:

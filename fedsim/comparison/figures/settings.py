@@ -43,10 +43,10 @@ from fedsim.report.chart import (
 )
 
 _ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it
+_WITHOUT = ("privacy", "null")
 _UNTOLD = ("given", "–")  # of a section, and of a key of a section that is null
 _LEAST_CATEGORIES = 3  # of values that are no numbers
 _LEAST_RATIO = 4.0  # of the largest to the smallest value of a logarithmic axis
-
 
 # Variants that differ only in one setting, as pairs (text of its value, variant) in order.
 Points = tuple[tuple[str, VariantResult], ...]
@@ -113,9 +113,7 @@ def _spread(numbers: Sequence[float]) -> float:
 
 def _words(key: str, text: str) -> str:
     """Return the text of another setting in the name of a line."""
-    if (key, text) == ("privacy", "null"):
-        return "no privacy"
-    return f"{key.rpartition('.')[2]}={text}"
+    return "no privacy" if (key, text) == _WITHOUT else f"{key.rpartition('.')[2]}={text}"
 
 
 def _text(table: SettingsTable, name: str, key: str) -> str:
@@ -129,12 +127,12 @@ def _sweep_of(
 ) -> Iterator[Sweep]:
     """Yield the sweep of a key, or nothing if no variants differ only in it."""
     others = [other for other in table.keys if other != key]
-    groups: dict[tuple[str, ...], dict[str, VariantResult]] = {}
+    groups: dict[tuple[tuple[str, str], ...], dict[str, VariantResult]] = {}
     numbers: dict[str, float | None] = {}
     for name, variant in variants.items():
         if key in table.values[name]:
             value = table.values[name][key]
-            rest = tuple(_text(table, name, other) for other in others)
+            rest = tuple((other, _text(table, name, other)) for other in others)
             groups.setdefault(rest, {}).setdefault(value_text(value), variant)
             numbers[value_text(value)] = number_of(value)
     lines = {rest: points for rest, points in groups.items() if len(points) > 1}
@@ -144,19 +142,13 @@ def _sweep_of(
     if not lines or not (is_numeric or len(texts) >= _LEAST_CATEGORIES):
         return
     places = {text: float(place) for place, text in (known if is_numeric else enumerate(texts))}
-    differing = [i for i in range(len(others)) if len({rest[i] for rest in lines}) > 1]
-    yield Sweep(
-        key,
-        places,
-        is_numeric,
-        tuple(
-            (
-                ", ".join(_words(others[i], rest[i]) for i in differing if rest[i] not in _UNTOLD),
-                tuple((text, points[text]) for text in places if text in points),
-            )
-            for rest, points in lines.items()
-        ),
-    )
+    shared = set.intersection(*(set(rest) for rest in lines))
+    named: list[tuple[str, Points]] = []
+    for rest, points in lines.items():
+        told = (pair for pair in rest if pair not in shared and pair[1] not in _UNTOLD)
+        ordered = tuple((text, points[text]) for text in places if text in points)
+        named.append((", ".join(_words(*pair) for pair in told), ordered))
+    yield Sweep(key, places, is_numeric, tuple(named))
 
 
 _MAX_MARKS = 9

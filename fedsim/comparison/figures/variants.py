@@ -205,8 +205,8 @@ def fairness(results: Results, metric: str) -> Picture | None:
     every = [client for members in clients.values() for client in members]
     if not every:
         return None
-    epsilons = [client.epsilon for client in every if client.epsilon]
-    beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
+    epsilons = [client.epsilon for client in every if client.epsilon] or [1.0]
+    beyond = 1.9 * max(epsilons)  # where clients without privacy stand
     marks = list[Mark]()
     for name, members in clients.items():
         shown = members[:: -(-len(every) // _MAX_CLIENTS)]
@@ -218,7 +218,7 @@ def fairness(results: Results, metric: str) -> Picture | None:
         tips = [client.text for client in shown] if len(every) <= _MAX_TIPS else ()
         marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
     plain = beyond if any(client.epsilon is None for client in every) else None
-    x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
+    x = epsilon_axis(epsilons, "ε of the client", plain)
     words = metric_name(metric)
     y = metric_axis(metric, [client.value for client in every], f"{words} on its own data")
     title = f"{words} of every client against its ε"
