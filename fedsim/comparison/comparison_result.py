@@ -115,10 +115,9 @@ class ComparisonResult:
         """Return the table of the variants as HTML, for notebooks."""
         results = self.results
         shown = {
-            "results": results,
+            "result": self,
             "unfit": unfit_sentences(results).values(),
             "seeds": seeds_text(results),
-            "page": self.path / "comparison.html",
             "metric": metric_words(results.metric),
             "rows": [
                 (v.name, guarantee_text(v), mean_text(results, v), minus_text(results, v))

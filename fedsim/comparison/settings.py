@@ -194,12 +194,11 @@ class ComparisonSettings(Settings):
 
 _NOT_IN_A_SEARCH = {
     "seeds": "a search has the seed of its base: it sets split, partition, initial model and "
-    "participants, and every run draws batches and noise anew; leave seeds out",
-    "baseline": "a search compares nothing and keeps one model alone; leave baseline out",
-    "client_metrics": "they are private figures of every run, which a search destroys; leave "
-    "client_metrics out",
-    "tune": "a search draws its runs from the variants as they are; leave tune out",
-    "metric": "a search has one metric, that of select.metric; leave metric out",
+    "participants, and every run draws batches and noise anew",
+    "baseline": "a search compares nothing and keeps one model alone",
+    "client_metrics": "they are private figures of every run, which a search destroys",
+    "tune": "a search draws its runs from the variants as they are",
+    "metric": "a search has one metric, that of select.metric",
 }
 
 
@@ -225,7 +224,7 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
     """Yield (key path, message) for each key that a search lacks, or that it may not have."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
-            yield (key,), message
+            yield (key,), f"{message}; leave {key} out"
     select = settings.select
     if select is None or select.search is None:
         yield (
