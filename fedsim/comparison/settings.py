@@ -26,14 +26,13 @@ PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
 CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
 MOST_EXPECTED_RUNS = 100
 
-DistributionName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
-_SHAPES: dict[DistributionName, float] = {"geometric": 1.0, "logarithmic": 0.0}
+_SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
 
 class SearchSettings(Settings):
     """Content of `select.search:` in a comparison file: a search with a random number of runs."""
 
-    distribution: DistributionName = Field(
+    distribution: Literal["geometric", "logarithmic", "negative_binomial", "poisson"] = Field(
         default="geometric",
         description="distribution of the number of runs, from which one number is drawn; "
         "negative_binomial: the truncated one, with a shape",

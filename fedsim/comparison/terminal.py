@@ -49,13 +49,8 @@ class ComparisonProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
         self._all = self._progress.add_task("[bold]runs", total=None)
         self._tasks: dict[str, TaskID] = {}
         self._pending = self._done = 0

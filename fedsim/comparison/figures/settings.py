@@ -66,11 +66,6 @@ class Sweep:
     is_numeric: bool
     lines: tuple[tuple[str, Points], ...]  # (name, points)
 
-    @property
-    def is_geometric(self) -> bool:
-        """Whether the values are closer to a geometric sequence than to an arithmetic one."""
-        return self.is_numeric and is_geometric(list(self.places.values()))
-
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
     """Return a figure (`Sweep`) for each setting that is the only difference of some variants.
@@ -176,7 +171,7 @@ def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
     marks, names, x = list[Mark](), list[tuple[str, Point, Ink]](), _value_axis(sweep)
     for number, ((name, line), ink) in enumerate(zip(lines, SERIES, strict=False)):
         shift = _SHARE_APART * (number - (len(lines) - 1) / 2)
-        points = [(_place(sweep, value, shift), v.metrics[metric].mean) for value, v in line]
+        points = [(_place(sweep, value, x, shift), v.metrics[metric].mean) for value, v in line]
         marks += _line(results, sweep, line, points, ink)
         names.append((shortened(name, _MAX_CHARACTERS), points[-1], ink))
     for variant in _levels(results, sweep):
@@ -213,17 +208,18 @@ def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
 
 def _value_axis(sweep: Sweep) -> Axis:
     """Return the axis of a setting's values; logarithmic if they are spaced by ratios."""
-    geometric = sweep.is_geometric
-    ends = room_around(list(sweep.places.values()), logarithmic=geometric)
+    values = list(sweep.places.values())
+    geometric = sweep.is_numeric and is_geometric(values)
+    ends = room_around(values, logarithmic=geometric)
     shown = list(sweep.places.items())[:: -(-len(sweep.places) // _MAX_MARKS)]
     marks = {place: shortened(text, _MAX_CHARACTERS) for text, place in shown}
     return Axis(*ends, marks, sweep.key, logarithmic=geometric)
 
 
-def _place(sweep: Sweep, value: str, shift: float) -> float:
+def _place(sweep: Sweep, value: str, x: Axis, shift: float) -> float:
     """Return the axis position of a value, shifted right by `shift` times the axis length."""
     place, low, high = sweep.places[value], min(sweep.places.values()), max(sweep.places.values())
-    return place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
+    return place * (high / low) ** shift if x.logarithmic else place + (high - low) * shift
 
 
 def _line(
