@@ -205,14 +205,15 @@ def summarise(
     units = {variant: runs[0].unit for variant, runs in by_name.items()}
     compared = [pair for group in group_by_unit(units, baseline) for pair in group.pairs]
     unfit = {entry.variant: entry for entry in unfit_variants(metric, by_name, settings)}
-    pairs = {
-        variant: _paired(by_name[variant], by_name[base], metric)
-        for variant, base in compared
-        if base not in unfit
-    }
-    adjusted = holm([pair and pair.t_p for pair in pairs.values()])
+    pairs: dict[str, PairedDifference] = {}
+    for variant, base in compared:
+        shared = shared_values(by_name[variant], by_name[base], metric)
+        if shared and base not in unfit:
+            values, subtracted = zip(*shared.values(), strict=True)
+            pairs[variant] = replace(paired_difference(values, subtracted), seeds=tuple(shared))
+    adjusted = holm([pair.t_p for pair in pairs.values()])
     differences = {
-        variant: pair and replace(pair, holm_p=holm_p)
+        variant: replace(pair, holm_p=holm_p)
         for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
     }
     digests = {
@@ -257,13 +258,3 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
-
-
-def _paired(
-    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
-) -> PairedDifference | None:
-    pairs = shared_values(outcomes, baseline, metric)
-    if not pairs:
-        return None
-    values, subtracted = zip(*pairs.values(), strict=True)
-    return replace(paired_difference(values, subtracted), seeds=tuple(pairs))
