@@ -170,10 +170,11 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
 
 
 def test_every_output_of_a_comparison_is_documented() -> None:
+    from fedsim.comparison.comparison_result import ComparisonResult
     from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.outcomes import RunOutcome
     from fedsim.comparison.results import Results, VariantResult
-    from fedsim.comparison.runs_cost import Composition
+    from fedsim.comparison.runs_cost import Composition, Tuning
     from fedsim.comparison.statistics import Estimate, PairedDifference
 
     text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
@@ -182,7 +183,8 @@ def test_every_output_of_a_comparison_is_documented() -> None:
     variant = VariantResult("a", {}, (RunOutcome("a", 0, "", "completed"),), None)
     names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
     results = Results("r", "test_loss", "a", (0, 1), (variant,), PairCheck({}, 0))
-    names |= set(results.to_json())
+    tuning = Tuning(everything=Composition(1, 1, None, None, None), statement="")
+    names |= set(ComparisonResult(Path(), results, tuning, interrupted=False).to_json())
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing
 

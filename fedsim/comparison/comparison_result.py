@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,8 @@ from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.runs_cost import Tuning
-from fedsim.comparison.statistics import Estimate
+from fedsim.comparison.statistics import CONFIDENCE, Estimate
 from fedsim.comparison.text import (
-    difference_mark,
     guarantee_text,
     mean_text,
     metric_words,
@@ -33,7 +31,9 @@ from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
 from fedsim.experiment.schema import yaml_text
 from fedsim.report.drawing import ChartFigure, file_svg
+from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.run_result import import_pandas
 
 if TYPE_CHECKING:
@@ -87,13 +87,23 @@ class ComparisonResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
-        content = self.results.to_json()
-        for entry, variant in zip(content["variants"], self.results.variants, strict=True):
-            entry["scores"] = scores_json(variant)
-        sentences = unfit_sentences(self.results)
-        for entry in content["unfit"]:
-            entry["sentence"] = sentences.get(entry["variant"])
-        return {**content, "notes": notes_of(self.results), "tuning": asdict(self.tuning)}
+        results, sentences = self.results, unfit_sentences(self.results)
+        unfit = [{**vars(entry), "worse_than": list(entry.worse_than)} for entry in results.unfit]
+        return {
+            "schema": SCHEMAS["comparison.json"],
+            "name": results.name,
+            "metric": results.metric,
+            "baseline": results.baseline,
+            "seeds": list(results.seeds),
+            "confidence": CONFIDENCE,
+            "pairing": results.pair_check.to_json(),
+            "variants": [{**v.to_json(), "scores": scores_json(v)} for v in results.variants],
+            "settings": {name: dict(row) for name, row in results.settings.values.items()},
+            "unfit": [{**one, "sentence": sentences[one["variant"]]} for one in unfit],
+            "remedy": results.remedy,
+            "notes": notes_of(results),
+            "tuning": asdict(self.tuning),
+        }
 
     def __repr__(self) -> str:
         results = self.results
@@ -104,21 +114,17 @@ class ComparisonResult:
     def _repr_html_(self) -> str:
         """Return the table of the variants as HTML, for notebooks."""
         results = self.results
-        head = ("variant", "guarantee", metric_words(results.metric), "minus baseline")
-        rows = [
-            (v.name, guarantee_text(v), mean_text(results, v), minus_text(results, v))
-            for v in results.variants
-        ]
-        sentences = unfit_sentences(results).values()
-        unfit = "".join(f"<p><b>{escape(text)}</b></p>" for text in sentences)
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        page = f"<code>{escape(str(self.path / 'comparison.html'))}</code>"
-        return (
-            f"{unfit}<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
-            f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        shown = {
+            "result": self,
+            "unfit": unfit_sentences(results).values(),
+            "seeds": seeds_text(results),
+            "metric": metric_words(results.metric),
+            "rows": [
+                (v.name, guarantee_text(v), mean_text(results, v), minus_text(results, v))
+                for v in results.variants
+            ],
+        }
+        return render_page("notebook.html.jinja", shown, Path(__file__).parent)
 
 
 _ESCAPES = {
@@ -177,7 +183,7 @@ def _cells(results: Results, variant: VariantResult) -> dict[str, str]:
     cells[words] = _estimate(variant.metrics.get(metric), metric, sign=False)
     if any(other.difference is not None for other in results.variants):
         minus = f"minus {escape_latex(str(results.baseline))}{' (pp)' if percent else ''}"
-        mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
+        mark = r"$^\dagger$" if difference and variant.unfit else ""
         estimate = difference and difference.estimate
         cells[minus] = _estimate(estimate, metric, sign=True) + mark
         p = difference and difference.holm_p
@@ -214,7 +220,6 @@ def escape_latex(text: str) -> str:
     return "".join(_ESCAPES.get(character, character) for character in " ".join(text.split()))
 
 
-FIGURES = "figures"  # the directory of its figures
 _FACTS = ("variant", "seed", "status", "private", "trust", "unit")
 _SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "seconds", "path")
 
@@ -248,17 +253,15 @@ def write_comparison(result: ComparisonResult) -> None:
 
 def write_figures(results: Results, directory: Path) -> None:
     """Write each figure as SVG and CSV into `figures/`, and remove all older SVG and CSV files."""
-    folder = directory / FIGURES
-    folder.mkdir(exist_ok=True)
-    files: dict[str, str] = {}
-    for picture in _pictures(results):
-        files[f"{picture.name}.svg"] = file_svg(picture.chart)
-        files[f"{picture.name}.csv"] = picture.to_csv()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".svg", ".csv") and path.name not in files:
+    folder, pictures = RunDirectory(directory / "figures"), _pictures(results)
+    folder.path.mkdir(exist_ok=True)
+    names = {picture.name for picture in pictures}
+    for path in sorted(folder.path.iterdir()):
+        if path.suffix in (".svg", ".csv") and path.stem not in names:
             path.unlink()
-    for name, text in files.items():
-        RunDirectory(folder).write_text(name, text)
+    for picture in pictures:
+        folder.write_text(f"{picture.name}.svg", file_svg(picture.chart))
+        folder.write_text(f"{picture.name}.csv", picture.to_csv())
 
 
 def _pictures(results: Results) -> list[Picture]:

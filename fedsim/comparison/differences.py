@@ -25,7 +25,6 @@ from fedsim.server.participation.participation import Participation
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
-
 _NOT_COMPARED = ("name", "seed")
 _MAX_TEXT_CHARACTERS = 60
 _LETTERS = "ABCDEFGH"
@@ -149,12 +148,11 @@ def pair_digests(federation: "Federation") -> dict[str, str]:
     """Return digests of the data (keyed), the initial model and the planned participants."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
+    arrays = (array for part in examples for array in (part.features, part.targets))
     state = federation.model.module.state_dict()
     rounds = federation.experiment.federation.rounds
     return {
-        "data": private_digest(
-            x for example in examples for x in (example.features, example.targets)
-        ),
+        "data": private_digest(arrays),
         "initial_model": _digest(value.cpu().numpy() for value in state.values()),
         "participants": participants_digest(federation.plan.participation, rounds),
     }
@@ -279,10 +277,10 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
     """Yield (key path, message) for each mistake in the choice of existing baselines."""
     kinds = units_of(units)
     named = dict.fromkeys(kinds, baseline) if isinstance(baseline, str) else dict(baseline)
-    missing = [unit for unit in kinds if unit not in named]
-    if missing:
-        yield ("baseline",), f"names no variant for unit {missing[0]}; add {missing[0]}: NAME"
-        return
+    for unit in kinds:
+        if unit not in named:
+            yield ("baseline",), f"names no variant for unit {unit}; add {unit}: NAME"
+            return
     for unit, name in named.items():
         path: KeyPath = ("baseline",) if isinstance(baseline, str) else ("baseline", unit)
         kind = units[name]

@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import fedsim
-from fedsim.comparison.comparison_result import FIGURES, ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import shared_text
-from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.settings import against_settings
 from fedsim.comparison.figures.variants import pictures_of, spend_sentence
 from fedsim.comparison.jobs import MARKER
@@ -22,6 +21,7 @@ from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
     NOTHING,
     OTHER_VALUES,
+    baseline_note,
     common_words,
     difference_text,
     group_estimates,
@@ -35,7 +35,8 @@ from fedsim.comparison.text import (
     notes_of,
     observer_text,
     p_text,
-    scores_context,
+    recall_by_class,
+    score_warnings,
     seconds_text,
     seeds_text,
     unfit_sentences,
@@ -48,8 +49,6 @@ from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
 _MAX_RUNS = 2000
-
-
 _MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
 _Cell = tuple[str, str, float | str | None]  # heading, text, and value to sort by; None comes last
 
@@ -100,7 +99,7 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
 
 def differences_table(results: Results) -> dict[str, Any] | None:
     """Return the table of settings in which variants of one unit differ; None without any."""
-    settings = results.settings.among(variant.name for variant in results.variants)
+    settings = results.settings
     if not settings.keys:
         return None
     cells: dict[str, list[_Cell]] = {}
@@ -146,65 +145,40 @@ _MAX_SETTINGS_CHARACTERS = 30_000
 
 def render_comparison(result: ComparisonResult) -> str:
     """Return the report of a comparison as HTML; all text from files is escaped."""
-    page = {**script_context(_HERE / "sort.js"), **_context(result)}
-    return render_page("comparison.html.jinja", page, _HERE)
-
-
-def _context(result: ComparisonResult) -> dict[str, Any]:
     results = result.results
     parts = results.by_unit
     settings = (result.path / MARKER).read_text(encoding="utf-8")
-    return {
-        "name": results.name,
+    page = {
+        **script_context(_HERE / "sort.js"),
+        "result": result,
         "version": fedsim.__version__,
+        "inline_svg": inline_svg,
         "unfit": unfit_sentences(results),
-        "command": results.remedy,
         "other_values": OTHER_VALUES,
-        "warnings": list(_warnings(result)),
         "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
         "units": [_unit(part) for part in parts],
-        "pairing": results.pair_check.statement,
         "notes": notes_of(results),
-        "tuning": result.tuning.statement,
         "guaranteed": shared_text(list(_guarantees(result))),
         "client_warning": WARNING,
         "runs": runs_table(results),
-        "num_runs": len(results.outcomes),
         "settings": settings[:_MAX_SETTINGS_CHARACTERS],
     }
+    return render_page("comparison.html.jinja", page, _HERE)
 
 
 def _unit(part: Results) -> dict[str, Any]:
-    """Return tables and figures of one privacy unit's variants, with its name if there are two."""
-    pictures = pictures_of(part)
+    """Return the tables, figures and notes of one privacy unit's variants."""
     return {
-        "name": part.groups[0].unit if part.has_sibling else None,
+        "results": part,
         "table": variants_table(part),
         "differences": differences_table(part),
-        "figures": {name: picture and _figure(picture) for name, picture in pictures.items()},
-        "settings_figures": [_figure(picture) for picture in against_settings(part)],
-        "spend_sentence": None if pictures["spend"] else spend_sentence(part),
-        "scores": scores_context(part),
+        "figures": pictures_of(part),
+        "settings_figures": against_settings(part),
+        "spend_sentence": spend_sentence(part),
+        "recalls": recall_by_class(part),
+        "baseline": baseline_note(part),
+        "score_warnings": score_warnings(part),
     }
-
-
-def _figure(picture: Picture) -> dict[str, Any]:
-    """Return the template's entry of a figure, with links to its files."""
-    return {
-        "caption": picture.caption,
-        "drawing": inline_svg(picture.chart),
-        "files": {kind: f"{FIGURES}/{picture.name}.{kind}" for kind in ("svg", "csv")},
-    }
-
-
-def _warnings(result: ComparisonResult) -> Iterator[tuple[str, str]]:
-    if result.interrupted:
-        yield "The comparison is not finished.", "Run the same command to continue it."
-    if result.failed:
-        names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
-        yield f"{len(result.failed)} runs failed:", f"{names}. They are left out."
-    if max(len(variant.outcomes) for variant in result.results.variants) == 1:
-        yield "There is one seed.", "It gives no intervals and no tests."
 
 
 def _cards(results: Results) -> Iterator[Card]:
@@ -222,9 +196,8 @@ def _cards(results: Results) -> Iterator[Card]:
     if strongest is None:
         return
     label = f"{strongest.name} minus {results.baseline}"
-    names = [name for name in (results.baseline, strongest.name) if name in results.unfit_names]
-    if names:
-        why = f"compare nothing with {' or '.join(map(str, names))}: see the note above"
+    if names := [variant.name for variant in (baseline, strongest) if variant.unfit]:
+        why = f"compare nothing with {' or '.join(names)}: see the note above"
         yield Card(label, "no fair comparison", why, "unfair")
     elif strongest.difference is not None:
         detail = (

@@ -18,7 +18,6 @@ from fedsim.comparison.differences import (
 )
 from fedsim.comparison.outcomes import RunOutcome, finite_values, shared_values
 from fedsim.comparison.statistics import (
-    CONFIDENCE,
     Estimate,
     PairedDifference,
     holm,
@@ -28,7 +27,6 @@ from fedsim.comparison.statistics import (
 )
 from fedsim.comparison.unfit import UnfitVariant, unfit_variants
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.runs.files import SCHEMAS
 
 _MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
@@ -51,6 +49,7 @@ class VariantResult:
     outcomes: tuple[RunOutcome, ...]
     # None for the baseline, without common seeds, or if the baseline is unfit
     difference: PairedDifference | None
+    unfit: UnfitVariant | None = None  # why no other variant should be compared with it
 
     @property
     def is_private(self) -> bool:
@@ -139,8 +138,7 @@ class Results:
     pair_check: PairCheck
     settings: SettingsTable = field(default_factory=SettingsTable)
     remarks: tuple[str, ...] = ()  # notes, such as on runs that were left out
-    has_sibling: bool = False  # one of two privacy units of a comparison
-    unfit: tuple[UnfitVariant, ...] = ()  # if the baseline is among them, there is no difference
+    unit: str | None = None  # the privacy unit of all variants, if the comparison has two
     remedy: str | None = None  # a command that tunes every variant
 
     @property
@@ -155,9 +153,9 @@ class Results:
         return group_by_unit(units, self.baseline)
 
     @property
-    def unfit_names(self) -> tuple[str, ...]:
-        """The names of the unfit variants, which no other variant should be compared with."""
-        return tuple(entry.variant for entry in self.unfit)
+    def unfit(self) -> tuple[UnfitVariant, ...]:
+        """The variants that no other one should be compared with, each with the reasons."""
+        return tuple(v.unfit for v in self.variants if v.unfit is not None)
 
     @property
     def deltas(self) -> frozenset[float]:
@@ -167,33 +165,17 @@ class Results:
     @property
     def by_unit(self) -> tuple["Results", ...]:
         """The same results, split into one `Results` for each privacy unit."""
+        groups = self.groups
         return tuple(
             replace(
                 self,
                 baseline=group.baseline,
                 variants=tuple(variant for variant in self.variants if variant.name in group.names),
-                has_sibling=len(self.groups) > 1,
+                settings=self.settings.among(group.names),
+                unit=group.unit if len(groups) > 1 else None,
             )
-            for group in self.groups
+            for group in groups
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers of the results for `comparison.json`."""
-        return {
-            "schema": SCHEMAS["comparison.json"],
-            "name": self.name,
-            "metric": self.metric,
-            "baseline": self.baseline,
-            "seeds": list(self.seeds),
-            "confidence": CONFIDENCE,
-            "pairing": self.pair_check.to_json(),
-            "variants": [variant.to_json() for variant in self.variants],
-            "settings": {name: dict(row) for name, row in self.settings.values.items()},
-            "unfit": [
-                {**vars(entry), "worse_than": list(entry.worse_than)} for entry in self.unfit
-            ],
-            "remedy": self.remedy,
-        }
 
 
 def summarise(
@@ -222,16 +204,16 @@ def summarise(
     }
     units = {variant: runs[0].unit for variant, runs in by_name.items()}
     compared = [pair for group in group_by_unit(units, baseline) for pair in group.pairs]
-    unfit = unfit_variants(metric, by_name, settings)
-    useless = {entry.variant for entry in unfit}
-    pairs = {
-        variant: _paired(by_name[variant], by_name[base], metric)
-        for variant, base in compared
-        if base not in useless
-    }
-    adjusted = holm([pair and pair.t_p for pair in pairs.values()])
+    unfit = {entry.variant: entry for entry in unfit_variants(metric, by_name, settings)}
+    pairs: dict[str, PairedDifference] = {}
+    for variant, base in compared:
+        shared = shared_values(by_name[variant], by_name[base], metric)
+        if shared and base not in unfit:
+            values, subtracted = zip(*shared.values(), strict=True)
+            pairs[variant] = replace(paired_difference(values, subtracted), seeds=tuple(shared))
+    adjusted = holm([pair.t_p for pair in pairs.values()])
     differences = {
-        variant: pair and replace(pair, holm_p=holm_p)
+        variant: replace(pair, holm_p=holm_p)
         for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
     }
     digests = {
@@ -244,12 +226,11 @@ def summarise(
         baseline=baseline,
         seeds=seeds,
         variants=tuple(
-            VariantResult(variant, changes.get(variant, {}), runs, differences.get(variant))
-            for variant, runs in by_name.items()
+            VariantResult(one, changes.get(one, {}), runs, differences.get(one), unfit.get(one))
+            for one, runs in by_name.items()
         ),
         pair_check=check_pairs(digests, compared),
         settings=settings_table(settings),
-        unfit=unfit,
     )
 
 
@@ -277,13 +258,3 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
-
-
-def _paired(
-    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
-) -> PairedDifference | None:
-    pairs = shared_values(outcomes, baseline, metric)
-    if not pairs:
-        return None
-    values, subtracted = zip(*pairs.values(), strict=True)
-    return replace(paired_difference(values, subtracted), seeds=tuple(pairs))

@@ -26,14 +26,13 @@ PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
 CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
 MOST_EXPECTED_RUNS = 100
 
-DistributionName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
-_SHAPES: dict[DistributionName, float] = {"geometric": 1.0, "logarithmic": 0.0}
+_SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 
 
 class SearchSettings(Settings):
     """Content of `select.search:` in a comparison file: a search with a random number of runs."""
 
-    distribution: DistributionName = Field(
+    distribution: Literal["geometric", "logarithmic", "negative_binomial", "poisson"] = Field(
         default="geometric",
         description="distribution of the number of runs, from which one number is drawn; "
         "negative_binomial: the truncated one, with a shape",
@@ -85,11 +84,8 @@ class SelectSettings(Settings):
         return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
 
 
-_GUARANTEE = ("target_epsilon", "noise_multiplier", "delta", "unit", "trust", "adjacency")
-_NOT_TUNED = (
-    *("seed", "data", "evaluation", "task", "privacy.clients"),
-    *(f"privacy.{key}" for key in _GUARANTEE),
-)
+_BUDGET = ("target_epsilon", "noise_multiplier", "delta", "clients", "unit", "trust", "adjacency")
+_NOT_TUNED = ("seed", "data", "evaluation", "task", *(f"privacy.{key}" for key in _BUDGET))
 
 
 class TuneSettings(Settings):
@@ -197,12 +193,11 @@ class ComparisonSettings(Settings):
 
 _NOT_IN_A_SEARCH = {
     "seeds": "a search has the seed of its base: it sets split, partition, initial model and "
-    "participants, and every run draws batches and noise anew; leave seeds out",
-    "baseline": "a search compares nothing and keeps one model alone; leave baseline out",
-    "client_metrics": "they are private figures of every run, which a search destroys; leave "
-    "client_metrics out",
-    "tune": "a search draws its runs from the variants as they are; leave tune out",
-    "metric": "a search has one metric, that of select.metric; leave metric out",
+    "participants, and every run draws batches and noise anew",
+    "baseline": "a search compares nothing and keeps one model alone",
+    "client_metrics": "they are private figures of every run, which a search destroys",
+    "tune": "a search draws its runs from the variants as they are",
+    "metric": "a search has one metric, that of select.metric",
 }
 
 
@@ -228,7 +223,7 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
     """Yield (key path, message) for each key that a search lacks, or that it may not have."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
-            yield (key,), message
+            yield (key,), f"{message}; leave {key} out"
     select = settings.select
     if select is None or select.search is None:
         yield (

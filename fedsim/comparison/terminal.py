@@ -49,15 +49,10 @@ class ComparisonProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
+        self._all = self._progress.add_task("[bold]runs", total=None)
         self._tasks: dict[str, TaskID] = {}
-        self._all: TaskID | None = None
         self._pending = self._done = 0
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
@@ -72,14 +67,14 @@ class ComparisonProgress:
         text = f": {len(jobs)} runs of {len(comparison.variants)} variants"
         text += "".join(f", {number} {words}" for words, number in facts.items() if number)
         self._console.print(Text.assemble((comparison.name, "bold"), text))
+        self._progress.reset(self._all, total=len(pending))
         if pending and self._console.is_terminal:
-            self._all = self._progress.add_task("[bold]runs", total=len(pending))
             self._progress.start()
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
         """Advance a run's progress bar, and print a line when the run has ended."""
         name, event = f"{job.variant}, seed {job.seed}", message["event"]
-        if event in ("phase", "started") and self._all is not None:
+        if event in ("phase", "started"):
             if name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, total=None)
             phase, rounds = message.get("name"), message.get("rounds")
@@ -88,27 +83,21 @@ class ComparisonProgress:
         elif event == "round" and name in self._tasks:
             self._progress.update(self._tasks[name], completed=message["round"])
         elif event in ("finished", "failed"):
-            self._finished(name, message)
+            self._done += 1
+            if event == "failed":
+                text = f"{name}: failed: {message['reason']}"
+                self._console.print(text, style="yellow", highlight=False, markup=False)
+            elif not self._progress.live.is_started:
+                text = f"{self._done}/{self._pending}  {name}: {message['status']}"
+                self._console.print(text, highlight=False, markup=False)
+            if name in self._tasks:
+                self._progress.remove_task(self._tasks.pop(name))
+            self._progress.update(self._all, completed=self._done)
 
     def ended(self) -> None:
-        """Stop the progress bars."""
-        if self._all is not None:
+        """Stop the progress bars, which may start again: candidates of tuning come first."""
+        if self._progress.live.is_started:
             self._progress.stop()
-            self._progress.remove_task(self._all)  # candidates come first where variants are tuned
-            self._all = None
-
-    def _finished(self, name: str, message: Mapping[str, Any]) -> None:
-        self._done += 1
-        if message["event"] == "failed":
-            text = f"{name}: failed: {message['reason']}"
-            self._console.print(text, style="yellow", highlight=False, markup=False)
-        elif self._all is None:
-            text = f"{self._done}/{self._pending}  {name}: {message['status']}"
-            self._console.print(text, highlight=False, markup=False)
-        if name in self._tasks:
-            self._progress.remove_task(self._tasks.pop(name))
-        if self._all is not None:
-            self._progress.update(self._all, completed=self._done)
 
 
 def notebook_comparison() -> ComparisonProgress | None:
@@ -127,9 +116,8 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         console.print(f"try: {remedy}", highlight=False, markup=False, soft_wrap=True)
     for part in results.by_unit:
         console.print(_table(part), markup=False)
-        settings = part.settings.among(variant.name for variant in part.variants)
-        if settings.keys and not any(variant.changes for variant in part.variants):
-            console.print(_settings(settings), markup=False)
+        if part.settings.keys and not any(variant.changes for variant in part.variants):
+            console.print(_settings(part.settings), markup=False)
         for table in (groups_table(part), scores_table(part)):
             if table is not None:
                 print_table(console, table)
@@ -146,7 +134,7 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
 
 def _table(results: Results) -> Table:
     """Return the table of one privacy unit's variants, with the unit's name if there are two."""
-    unit = f", unit {results.groups[0].unit}" if results.has_sibling else ""
+    unit = "" if results.unit is None else f", unit {results.unit}"
     facts = f"{metric_words(results.metric)}, {seeds_text(results)}, baseline {results.baseline}"
     trusts = any(variant.trust not in (None, "local") for variant in results.variants)
     table = Table(

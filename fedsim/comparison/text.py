@@ -77,8 +77,8 @@ def minus_text(results: Results, variant: VariantResult) -> str:
     """Return a variant's mean difference from the baseline as text, with † for an unfit variant."""
     if variant.difference is None:
         return NOTHING
-    text = difference_text(results.metric, variant.difference.estimate)
-    return text + difference_mark(results, variant)
+    mark = "" if variant.unfit is None else " †"
+    return difference_text(results.metric, variant.difference.estimate) + mark
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
@@ -103,13 +103,12 @@ def seconds_text(seconds: Estimate | None) -> str:
 
 def unfit_sentences(results: Results) -> dict[str, str]:
     """Return sentences that say why variants are unfit for comparisons, by the variant's name."""
-    by_name = {entry.variant: entry for entry in results.unfit}
-    return {
-        variant.name: f"{variant.name} {' and '.join(_reasons(entry, variant, results.metric))}: "
-        "compare nothing with it."
+    reasons = {
+        variant.name: " and ".join(_reasons(variant.unfit, variant, results.metric))
         for variant in results.variants
-        if (entry := by_name.get(variant.name)) is not None
+        if variant.unfit is not None
     }
+    return {name: f"{name} {text}: compare nothing with it." for name, text in reasons.items()}
 
 
 def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterator[str]:
@@ -137,11 +136,6 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
 
 # What to try about unfit variants that no command tunes.
 OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these variants"
-
-
-def difference_mark(results: Results, variant: VariantResult) -> str:
-    """Return the mark † if a variant is unfit for comparisons (see `Results.unfit`), else ""."""
-    return " †" if variant.name in results.unfit_names else ""
 
 
 def common_prefix(names: Sequence[str]) -> str:
@@ -182,10 +176,10 @@ def seeds_text(results: Results) -> str:
 
 
 def _on_unfit(results: Results) -> Iterator[str]:
-    bases = [group.baseline for group in results.groups if group.baseline in results.unfit_names]
-    if bases:
+    unfit = {entry.variant for entry in results.unfit}
+    if bases := [group.baseline for group in results.groups if group.baseline in unfit]:
         yield f"There are no differences from {', '.join(bases)}: a difference would say nothing."
-    if any(v.difference and difference_mark(results, v) for v in results.variants):
+    if any(v.difference and v.unfit for v in results.variants):
         yield "† marks a difference of a variant that the first warning names."
 
 
@@ -300,24 +294,22 @@ def baseline_note(results: Results) -> str | None:
 
 def score_warnings(results: Results) -> list[str]:
     """Return up to `_MAX_WARNINGS` warnings about useless models, and how many others there are."""
-    warnings = list(_warnings(results))
+    warnings: list[str] = []
+    for variant in results.variants:
+        runs, who = _scores_of(variant), variant.name
+        missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
+        if len(missed) > _MAX_NAMED:
+            warnings.append(f"{who} has recall 0% in {len(missed)} classes of some run.")
+            missed.clear()
+        for name, count in missed.items():
+            none = f"{who} finds no test example of class {quoted(name)}"
+            warnings.append(f"{none} in {count} of {len(runs)} runs: its recall is 0% there.")
+        if (bad := sum(run.is_constant for run in runs)) and variant.unfit is None:
+            of = f"{bad} of {len(runs)} runs"
+            warnings.append(f"{who} is no better than a constant answer in {of}.")
     more = len(warnings) - _MAX_WARNINGS
     last = [f"{more} more such findings are in the table of classes."] if more > 0 else []
     return warnings[:_MAX_WARNINGS] + last
-
-
-def _warnings(results: Results) -> Iterator[str]:
-    for variant in results.variants:
-        runs = _scores_of(variant)
-        missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
-        for name, count in missed.items() if len(missed) <= _MAX_NAMED else ():
-            none = f"{variant.name} finds no test example of class {quoted(name)}"
-            yield f"{none} in {count} of {len(runs)} runs: its recall is 0% there."
-        if len(missed) > _MAX_NAMED:
-            yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
-        if (bad := sum(run.is_constant for run in runs)) and not difference_mark(results, variant):
-            of = f"{bad} of {len(runs)} runs"
-            yield f"{variant.name} is no better than a constant answer in {of}."
 
 
 def scores_table(results: Results) -> Table | None:
@@ -326,20 +318,20 @@ def scores_table(results: Results) -> Table | None:
     if len(rows) < 2:
         return None
     shown = sorted(rows, key=_by_spread)[:_MAX_ROWS]
-    variants = [variant.name for variant in results.variants[:_MAX_COLUMNS]]
-    prefix = common_words([variant.name for variant in results.variants])
-    headings = ["examples", *(name.removeprefix(prefix) for name in variants)]
+    names = [variant.name for variant in results.variants]
+    prefix = common_words(names)
+    headings = ["examples", *(name.removeprefix(prefix) for name in names[:_MAX_COLUMNS])]
     title = "Recall by class, on the public test set" + (f"; {prefix}…" if prefix else "")
     table = figure_table(title, headings, texts=["class"])
     for row in rows:
         if row in shown:
             recalls = row.recalls[:_MAX_COLUMNS]
             table.add_row(row.name, f"{row.examples:,.0f}", *map(recall_text, recalls))
-    notes, every = [], len(results.variants)
+    notes = []
     if len(rows) > len(shown):
         notes.append(f"the {len(shown)} of {len(rows)} classes that differ most")
-    if every > len(variants):
-        notes.append(f"{len(variants)} of {every} variants; comparison.html has all")
+    if len(names) > _MAX_COLUMNS:
+        notes.append(f"{_MAX_COLUMNS} of {len(names)} variants; comparison.html has all")
     table.caption = "\n".join(notes) or None
     return table
 
@@ -387,19 +379,6 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
     rows = [{"class": name, "recall": recall} for name, recall in _recalls(variant).items()]
     groups = [{"group": name, **vars(mean)} for name, mean in group_estimates(variant).items()]
     return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}
-
-
-def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return recall by class as values for the HTML template; None for fewer than two classes."""
-    rows = recall_by_class(results)
-    if len(rows) < 2:
-        return None
-    return {
-        "variants": [variant.name for variant in results.variants],
-        "baseline": baseline_note(results),
-        "warnings": score_warnings(results),
-        "rows": rows,
-    }
 
 
 def _scores_of(variant: VariantResult) -> list[Scores]:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.load import load_comparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
+from fedsim.comparison.runs_cost import Composition, Tuning
 from fedsim.comparison.text import notes_of
 from fedsim.experiment import ExperimentError
 
@@ -90,7 +92,7 @@ def test_one_seed_is_said_to_show_nothing_about_chance() -> None:
     assert notes_of(found) == [
         "There is one seed, so there are no intervals and no tests: run more seeds."
     ]
-    content = found.to_json()["variants"][1]
+    content = found.variants[1].to_json()
     assert content["difference"]["mean"] == pytest.approx(-0.1)
     assert content["difference"]["low"] is content["difference"]["t_p"] is None
 
@@ -128,7 +130,9 @@ def test_the_result_is_valid_json_without_nan() -> None:
     found = summarised(
         [*runs("plain", 0.9, None, 0.7), *runs("dp", 0.5, 0.5, 0.5), *runs("more", 1.0, 1.0, 1.0)],
     )
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["confidence"] == 0.95
+    tuning = Tuning(everything=Composition(9, 6, None, 1e-4, None), statement="nothing chosen")
+    content = ComparisonResult(Path(), found, tuning, interrupted=False).to_json()
+    assert json.loads(json.dumps(content, allow_nan=False))["confidence"] == 0.95
 
 
 def test_variants_without_a_common_metric_are_refused() -> None:

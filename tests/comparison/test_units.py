@@ -69,6 +69,7 @@ def mixed(compared: ComparisonResult) -> ComparisonResult:
             dp,
             name=name,
             difference=dp.difference if name in ("a-sums", "b-central") else None,
+            unfit=None,
             outcomes=tuple(
                 replace(run, variant=name, trust=trust, unit=unit, certificates=certificates)
                 for run in dp.outcomes

@@ -5,7 +5,6 @@ This module has what all figures share: the variants' colours, the axes, and mea
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate
@@ -72,7 +71,7 @@ def looks_of(results: Results) -> dict[str, Look]:
 
 def figure_name(results: Results, name: str) -> str:
     """Return a figure's name that is unique among the figures of both privacy units."""
-    return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
+    return name if results.unit is None else f"{name}-{results.unit}"
 
 
 def ends_of(metric: str, estimate: Estimate) -> Point | None:
@@ -83,16 +82,15 @@ def ends_of(metric: str, estimate: Estimate) -> Point | None:
     return max(estimate.low, least), min(estimate.high, most)
 
 
-def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
-    """Return the means of a metric in all variants, then both ends of the means' intervals."""
-    estimates = [variant.metrics[metric] for variant in variants]
+def values_of(metric: str, estimates: Sequence[Estimate]) -> list[float]:
+    """Return means of a metric, then both ends of their intervals."""
     ends = [end for estimate in estimates for end in ends_of(metric, estimate) or ()]
     return [estimate.mean for estimate in estimates] + ends
 
 
-def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
-    """Return (number of seeds, mean, low, high) of a metric; low and high bound the interval."""
-    return attrgetter(*ESTIMATE)(variant.metrics[metric])
+def numbers_of(estimate: Estimate) -> list[float | None]:
+    """Return the values of the columns `ESTIMATE`; low and high are the ends of the interval."""
+    return [getattr(estimate, name) for name in ESTIMATE]
 
 
 def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:

@@ -24,7 +24,7 @@ from fedsim.comparison.figures import (
 )
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
-from fedsim.comparison.text import guarantee_text, interval_text, metric_words
+from fedsim.comparison.text import guarantee_text, mean_text, metric_words
 from fedsim.comparison.variants import axis_labels
 from fedsim.core.formatting import epsilon_text, metric_text, shortened
 from fedsim.report.chart import (
@@ -43,26 +43,20 @@ from fedsim.report.chart import (
 )
 
 _ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it
+_WITHOUT = ("privacy", "null")
 _UNTOLD = ("given", "–")  # of a section, and of a key of a section that is null
 _LEAST_CATEGORIES = 3  # of values that are no numbers
 _LEAST_RATIO = 4.0  # of the largest to the smallest value of a logarithmic axis
 
-
-@dataclass(frozen=True)
-class SweepLine:
-    """Variants that differ only in one setting, as pairs (text of its value, variant) in order.
-
-    The name has the settings in which this line differs from the figure's other lines.
-    """
-
-    name: str  # "" of the only line
-    points: tuple[tuple[str, VariantResult], ...]
+# Variants that differ only in one setting, as pairs (text of its value, variant) in order.
+Points = tuple[tuple[str, VariantResult], ...]
 
 
 @dataclass(frozen=True)
 class Sweep:
     """One figure of the compared metric over the values of one setting, with one or more lines.
 
+    A line's name has the settings in which it differs from the other lines; "" of the only line.
     `places` has the position of each value on the x axis, by its text: the value itself if all are
     numbers, else 0, 1, 2, ... in the order of the variants.
     """
@@ -70,12 +64,7 @@ class Sweep:
     key: str
     places: Mapping[str, float]
     is_numeric: bool
-    lines: tuple[SweepLine, ...]
-
-    @property
-    def is_geometric(self) -> bool:
-        """Whether the values are closer to a geometric sequence than to an arithmetic one."""
-        return self.is_numeric and is_geometric(list(self.places.values()))
+    lines: tuple[tuple[str, Points], ...]  # (name, points)
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
@@ -119,9 +108,7 @@ def _spread(numbers: Sequence[float]) -> float:
 
 def _words(key: str, text: str) -> str:
     """Return the text of another setting in the name of a line."""
-    if (key, text) == ("privacy", "null"):
-        return "no privacy"
-    return f"{key.rpartition('.')[2]}={text}"
+    return "no privacy" if (key, text) == _WITHOUT else f"{key.rpartition('.')[2]}={text}"
 
 
 def _text(table: SettingsTable, name: str, key: str) -> str:
@@ -135,12 +122,12 @@ def _sweep_of(
 ) -> Iterator[Sweep]:
     """Yield the sweep of a key, or nothing if no variants differ only in it."""
     others = [other for other in table.keys if other != key]
-    groups: dict[tuple[str, ...], dict[str, VariantResult]] = {}
+    groups: dict[tuple[tuple[str, str], ...], dict[str, VariantResult]] = {}
     numbers: dict[str, float | None] = {}
     for name, variant in variants.items():
         if key in table.values[name]:
             value = table.values[name][key]
-            rest = tuple(_text(table, name, other) for other in others)
+            rest = tuple((other, _text(table, name, other)) for other in others)
             groups.setdefault(rest, {}).setdefault(value_text(value), variant)
             numbers[value_text(value)] = number_of(value)
     lines = {rest: points for rest, points in groups.items() if len(points) > 1}
@@ -150,19 +137,13 @@ def _sweep_of(
     if not lines or not (is_numeric or len(texts) >= _LEAST_CATEGORIES):
         return
     places = {text: float(place) for place, text in (known if is_numeric else enumerate(texts))}
-    differing = [i for i in range(len(others)) if len({rest[i] for rest in lines}) > 1]
-    yield Sweep(
-        key,
-        places,
-        is_numeric,
-        tuple(
-            SweepLine(
-                ", ".join(_words(others[i], rest[i]) for i in differing if rest[i] not in _UNTOLD),
-                tuple((text, points[text]) for text in places if text in points),
-            )
-            for rest, points in lines.items()
-        ),
-    )
+    shared = set.intersection(*(set(rest) for rest in lines))
+    named: list[tuple[str, Points]] = []
+    for rest, points in lines.items():
+        told = (pair for pair in rest if pair not in shared and pair[1] not in _UNTOLD)
+        ordered = tuple((text, points[text]) for text in places if text in points)
+        named.append((", ".join(_words(*pair) for pair in told), ordered))
+    yield Sweep(key, places, is_numeric, tuple(named))
 
 
 _MAX_MARKS = 9
@@ -177,9 +158,9 @@ def against_settings(results: Results) -> tuple[Picture, ...]:
     """Return a figure for each setting that is the only difference between some variants."""
     metric, sweeps = results.metric, find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])
-    shown = [variant for sweep in sweeps for line in sweep.lines for _, variant in line.points]
+    shown = [variant for sweep in sweeps for _, points in sweep.lines for _, variant in points]
     shown += [variant for sweep in sweeps for variant in _levels(results, sweep)]
-    values = values_of(metric, shown) or [0.0]
+    values = values_of(metric, [variant.metrics[metric] for variant in shown]) or [0.0]
     below = min(values) - _SHARE_BELOW * (max(values) - min(values))
     y = metric_axis(metric, [below, *values], metric_words(metric))
     return tuple(_picture(results, *pair, y) for pair in zip(sweeps, labels, strict=True))
@@ -188,18 +169,18 @@ def against_settings(results: Results) -> tuple[Picture, ...]:
 def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
     metric, words, lines = results.metric, y.label, sweep.lines[: len(SERIES)]
     marks, names, x = list[Mark](), list[tuple[str, Point, Ink]](), _value_axis(sweep)
-    for number, (line, ink) in enumerate(zip(lines, SERIES, strict=False)):
+    for number, ((name, line), ink) in enumerate(zip(lines, SERIES, strict=False)):
         shift = _SHARE_APART * (number - (len(lines) - 1) / 2)
-        points = [(_place(sweep, value, shift), v.metrics[metric].mean) for value, v in line.points]
+        points = [(_place(sweep, value, x, shift), v.metrics[metric].mean) for value, v in line]
         marks += _line(results, sweep, line, points, ink)
-        names.append((shortened(line.name, _MAX_CHARACTERS), points[-1], ink))
+        names.append((shortened(name, _MAX_CHARACTERS), points[-1], ink))
     for variant in _levels(results, sweep):
-        marks += _level(variant, metric)
+        marks += _level(results, variant)
     if len(lines) == 1:
-        marks += _epsilons(sweep, lines[0])
-    shown = [(value, v.metrics[metric]) for line in lines for value, v in line.points]
-    texts = "; ".join(f"{value}: {interval_text(metric, mean)}" for value, mean in shown)
-    several = any(mean.n > 1 for _, mean in shown)
+        marks += _epsilons(sweep, lines[0][1])
+    shown = [pair for _, line in lines for pair in line]
+    texts = "; ".join(f"{value}: {mean_text(results, variant)}" for value, variant in shown)
+    several = any(variant.metrics[metric].n > 1 for _, variant in shown)
     intervals = f", with {CONFIDENCE:.0%} intervals" if several else ""
     left_out = len(sweep.lines) - len(lines)
     missing = f" ({left_out} more lines in the CSV file)" if left_out else ""
@@ -210,16 +191,16 @@ def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
         Chart(said, x, y, marks, names=names if len(lines) > 1 else ()),
         ("key", "line", "value", "variant", "epsilon", *ESTIMATE),
         [
-            (sweep.key, line.name, value, v.name, v.epsilon, *numbers_of(metric, v))
-            for line in sweep.lines
-            for value, v in line.points
+            (sweep.key, name, value, v.name, v.epsilon, *numbers_of(v.metrics[metric]))
+            for name, line in sweep.lines
+            for value, v in line
         ],
     )
 
 
 def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
     """Return variants without privacy that are drawn as levels beside lines with privacy."""
-    if not all(variant.is_private for line in sweep.lines for _, variant in line.points):
+    if not all(variant.is_private for _, line in sweep.lines for _, variant in line):
         return []
     without = [v for v in results.variants if not v.is_private and results.metric in v.metrics]
     return without if len(without) <= _MAX_LEVELS else []
@@ -227,46 +208,46 @@ def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
 
 def _value_axis(sweep: Sweep) -> Axis:
     """Return the axis of a setting's values; logarithmic if they are spaced by ratios."""
-    geometric = sweep.is_geometric
-    ends = room_around(list(sweep.places.values()), logarithmic=geometric)
+    values = list(sweep.places.values())
+    geometric = sweep.is_numeric and is_geometric(values)
+    ends = room_around(values, logarithmic=geometric)
     shown = list(sweep.places.items())[:: -(-len(sweep.places) // _MAX_MARKS)]
     marks = {place: shortened(text, _MAX_CHARACTERS) for text, place in shown}
     return Axis(*ends, marks, sweep.key, logarithmic=geometric)
 
 
-def _place(sweep: Sweep, value: str, shift: float) -> float:
+def _place(sweep: Sweep, value: str, x: Axis, shift: float) -> float:
     """Return the axis position of a value, shifted right by `shift` times the axis length."""
     place, low, high = sweep.places[value], min(sweep.places.values()), max(sweep.places.values())
-    return place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
+    return place * (high / low) ** shift if x.logarithmic else place + (high - low) * shift
 
 
 def _line(
-    results: Results, sweep: Sweep, line: SweepLine, points: Sequence[Point], ink: Ink
+    results: Results, sweep: Sweep, line: Points, points: Sequence[Point], ink: Ink
 ) -> Iterator[Mark]:
     """Yield the marks of a line with its intervals; a ring marks the baseline."""
     metric, look = results.metric, Look(ink, symbol="o")
     if sweep.is_numeric:
         yield Line(points, ink)
-    for point, (value, variant) in zip(points, line.points, strict=True):
+    for point, (value, variant) in zip(points, line, strict=True):
         guarantee = guarantee_text(variant) if variant.is_private else "no privacy"
-        text = interval_text(metric, variant.metrics[metric])
-        tip = f"{sweep.key}: {value}: {text}, {guarantee}"
+        tip = f"{sweep.key}: {value}: {mean_text(results, variant)}, {guarantee}"
         yield from estimate(variant, metric, point[0], look, tip)
         if variant.name == results.baseline:
             yield Dots([point], ink, radius=6.0, hollow=True)
 
 
-def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
+def _level(results: Results, variant: VariantResult) -> Iterator[Mark]:
     """Yield a horizontal line at a variant's mean, with the variant's name at its end."""
-    mean, text = variant.metrics[metric].mean, interval_text(metric, variant.metrics[metric])
-    yield level(mean, width=1.2, tip=f"{variant.name}: {text}, no privacy")
-    words = f"{shortened(variant.name, _MAX_CHARACTERS)} {metric_text(metric, mean)}"
+    mean = variant.metrics[results.metric].mean
+    yield level(mean, width=1.2, tip=f"{variant.name}: {mean_text(results, variant)}, no privacy")
+    words = f"{shortened(variant.name, _MAX_CHARACTERS)} {metric_text(results.metric, mean)}"
     yield Note(words, (math.inf, mean), (0, -8), "muted", "end")
 
 
-def _epsilons(sweep: Sweep, line: SweepLine) -> Iterator[Note]:
+def _epsilons(sweep: Sweep, line: Points) -> Iterator[Note]:
     """Yield a note with ε below each point of a line, if the setting changes ε."""
-    known = [(sweep.places[value], v.epsilon) for value, v in line.points if v.epsilon]
+    known = [(sweep.places[value], v.epsilon) for value, v in line if v.epsilon]
     epsilons = [epsilon for _, epsilon in known]
     if len(known) > 1 and min(epsilons) < (1 - _LEAST_SPREAD) * max(epsilons):
         for place, epsilon in known:

@@ -6,6 +6,7 @@ Curves have a confidence band over seeds, and points have an interval.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,8 @@ from fedsim.comparison.figures import (
     values_of,
 )
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.statistics import CONFIDENCE, t_interval
-from fedsim.comparison.text import common_words, interval_text, metric_words
+from fedsim.comparison.statistics import CONFIDENCE, Estimate, t_interval
+from fedsim.comparison.text import common_words, mean_text, metric_words
 from fedsim.core.formatting import epsilon_text, metric_text, percent_text, shortened
 from fedsim.core.metrics import metric_name
 from fedsim.report.chart import (
@@ -70,13 +71,8 @@ def pictures_of(results: Results) -> dict[str, Picture | None]:
     }
 
 
-class _CurvePoint(NamedTuple):
-    """The mean of a metric over `n` seeds at `x`; `ends` of its interval, None for one seed."""
-
-    x: float
-    n: int
-    mean: float
-    ends: Point | None
+# The mean of a metric over the seeds at a place on the horizontal axis.
+_CurvePoint = tuple[float, Estimate]
 
 
 def _curves(results: Results, name: str, against: str, x_label: str, x: str) -> Picture | None:
@@ -87,15 +83,15 @@ def _curves(results: Results, name: str, against: str, x_label: str, x: str) -> 
     if not curves:
         return None
     looks = {variant: replace(looks_of(results)[variant], symbol="") for variant in curves}
-    last = {variant: metric_text(metric, points[-1].mean) for variant, points in curves.items()}
-    banded = {variant: points for variant, points in curves.items() if points[0].n > 1}
-    marks: list[Mark] = [_band(points, looks[variant]) for variant, points in banded.items()]
+    last = {variant: metric_text(metric, points[-1][1].mean) for variant, points in curves.items()}
+    banded = {variant: points for variant, points in curves.items() if points[0][1].n > 1}
+    marks: list[Mark] = [_band(metric, points, looks[name]) for name, points in banded.items()]
     for variant, points in curves.items():
         marks.append(_path(points, looks[variant], f"{variant}: {last[variant]} at the end"))
     every = [point for points in curves.values() for point in points]
-    places = [point.x for point in every]
+    places = [place for place, _ in every]
     x_axis = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
-    values = [value for point in every for value in (point.mean, *(point.ends or ()))]
+    values = values_of(metric, [mean for _, mean in every])
     ends = "; ".join(f"{variant} ends at {text}" for variant, text in last.items())
     label = f"{words} against {x_label}, means over the seeds: {ends}"
     band = f", {CONFIDENCE:.0%} bands over seeds" if banded else ""
@@ -105,21 +101,21 @@ def _curves(results: Results, name: str, against: str, x_label: str, x: str) -> 
         Chart(label, x_axis, metric_axis(metric, values, words), marks, right=14, legend=looks),
         ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
         [
-            (variant, number, *(() if is_rounds else (x,)), n, mean, *(ends or (None, None)))
+            (variant, number, *(() if is_rounds else (place,)), *numbers_of(mean))
             for variant, points in curves.items()
-            for number, (x, n, mean, ends) in enumerate(points, start=1)
+            for number, (place, mean) in enumerate(points, start=1)
         ],
     )
 
 
-def _band(points: Sequence[_CurvePoint], look: Look) -> Area:
-    shown = thinned([(point.x, *point.ends) for point in points if point.ends is not None])
+def _band(metric: str, points: Sequence[_CurvePoint], look: Look) -> Area:
+    shown = thinned([(x, *ends) for x, mean in points if (ends := ends_of(metric, mean))])
     border = [(x, low) for x, low, _ in shown] + [(x, high) for x, _, high in reversed(shown)]
     return Area(border, look.ink, 0.14)
 
 
 def _path(points: Sequence[_CurvePoint], look: Look, tip: str) -> Line | Dots:
-    shown = [(point.x, point.mean) for point in thinned(points)]
+    shown = [(x, mean.mean) for x, mean in thinned(points)]
     if len(shown) == 1:
         return Dots(shown, look.ink, radius=3.0, tips=[tip])
     return Line(shown, look.ink, dash=look.dash, tip=tip)
@@ -128,7 +124,7 @@ def _path(points: Sequence[_CurvePoint], look: Look, tip: str) -> Line | Dots:
 def _curve(variant: VariantResult, metric: str, x: str) -> list[_CurvePoint]:
     """Return the means over the rounds that all finished seeds have, up to one not finite.
 
-    `x` and `metric` are keys of `rounds.jsonl`.
+    Intervals are clipped to the metric's range; `x` and `metric` are keys of `rounds.jsonl`.
     """
     points = list[_CurvePoint]()
     for rows in zip(*(run.rounds for run in variant.finished_runs), strict=False):
@@ -136,8 +132,8 @@ def _curve(variant: VariantResult, metric: str, x: str) -> list[_CurvePoint]:
         if not np.isfinite(values).all():
             break
         mean = t_interval(values[1].tolist())
-        ends = ends_of(metric, mean)
-        points.append(_CurvePoint(float(values[0].mean()), mean.n, mean.mean, ends))
+        low, high = ends_of(metric, mean) or (None, None)
+        points.append((float(values[0].mean()), replace(mean, low=low, high=high)))
     return points
 
 
@@ -146,13 +142,12 @@ def tradeoff(results: Results) -> Picture | None:
 
     Variants without privacy are horizontal lines. The result is None if no variant has a finite ε.
     """
-    metric, words = results.metric, metric_words(results.metric)
+    metric, words, looks = results.metric, metric_words(results.metric), looks_of(results)
     shown = [variant for variant in results.variants if metric in variant.metrics]
     private = [(variant.epsilon, variant) for variant in shown if variant.epsilon]
     if not private:
         return None
-    looks = {variant.name: looks_of(results)[variant.name] for variant in shown}
-    texts = {v.name: f"{v.name}: {interval_text(metric, v.metrics[metric])}" for v in shown}
+    texts = {v.name: f"{v.name}: {mean_text(results, v)}" for v in shown}
     marks, names = list[Mark](), list[tuple[str, Point, Ink]]()
     for variant in shown:
         if not variant.is_private:
@@ -166,17 +161,15 @@ def tradeoff(results: Results) -> Picture | None:
         tip = f"{texts[variant.name]} at ε ≤ {epsilon_text(variant.epsilon)}{against}"
         marks += estimate(variant, metric, place, looks[variant.name], tip)
     x = epsilon_axis([epsilon for epsilon, _ in private], "ε of a run (its largest of any client)")
-    y = metric_axis(metric, values_of(metric, shown), words)
-    said = "; ".join(
-        f"{v.name} {interval_text(metric, v.metrics[metric])} at {_bound(v)}" for v in shown
-    )
+    y = metric_axis(metric, values_of(metric, [v.metrics[metric] for v in shown]), words)
+    said = "; ".join(f"{v.name} {mean_text(results, v)} at {_bound(v)}" for v in shown)
     label = f"{words} against ε with 95 % intervals: {said}"
     return Picture(
         figure_name(results, "tradeoff"),
         f"{capital(words)} against ε, with 95 % intervals",
-        Chart(label, x, y, marks, names=names, legend=looks),
+        Chart(label, x, y, marks, names=names, legend={name: looks[name] for name in texts}),
         ("variant", "epsilon", *ESTIMATE),
-        [(variant.name, variant.epsilon, *numbers_of(metric, variant)) for variant in shown],
+        [(v.name, v.epsilon, *numbers_of(v.metrics[metric])) for v in shown],
     )
 
 
@@ -212,8 +205,8 @@ def fairness(results: Results, metric: str) -> Picture | None:
     every = [client for members in clients.values() for client in members]
     if not every:
         return None
-    epsilons = [client.epsilon for client in every if client.epsilon]
-    beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
+    epsilons = [client.epsilon for client in every if client.epsilon] or [1.0]
+    beyond = 1.9 * max(epsilons)  # where clients without privacy stand
     marks = list[Mark]()
     for name, members in clients.items():
         shown = members[:: -(-len(every) // _MAX_CLIENTS)]
@@ -225,7 +218,7 @@ def fairness(results: Results, metric: str) -> Picture | None:
         tips = [client.text for client in shown] if len(every) <= _MAX_TIPS else ()
         marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
     plain = beyond if any(client.epsilon is None for client in every) else None
-    x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
+    x = epsilon_axis(epsilons, "ε of the client", plain)
     words = metric_name(metric)
     y = metric_axis(metric, [client.value for client in every], f"{words} on its own data")
     title = f"{words} of every client against its ε"
@@ -256,10 +249,7 @@ def _clients(variant: VariantResult, metric: str) -> Iterator[_Client]:
 
 def metric_boxes(results: Results, metric: str) -> Picture | None:
     """Return box plots of a metric of the clients for each variant; None without client metrics."""
-    values = {
-        variant.name: [client.value for client in _clients(variant, metric)]
-        for variant in results.variants
-    }
+    values = {v.name: [client.value for client in _clients(v, metric)] for v in results.variants}
     title = f"{metric_name(metric)} of clients on their own data"
     return _boxes(results, "private-client-boxes", title, values, metric)
 
@@ -279,9 +269,8 @@ def spend_sentence(results: Results) -> str | None:
         return None
     if all(epsilon_text(max(spent)) == epsilon_text(min(spent)) for spent in values.values()):
         return "In each variant all clients have the same ε."
-    return (
-        f"In each variant the ε of the clients differ by at most {percent_text(_spread(values))}."
-    )
+    most = percent_text(_spread(values))
+    return f"In each variant the ε of the clients differ by at most {most}."
 
 
 def _spends(results: Results) -> dict[str, list[float]]:
@@ -296,18 +285,17 @@ def _spends(results: Results) -> dict[str, list[float]]:
 
 def _spread(values: Mapping[str, Sequence[float]]) -> float:
     """Return the largest relative difference between the ε of one variant's clients."""
-    return max(
-        (1 - min(spent) / max(spent) for spent in values.values() if max(spent)), default=0.0
-    )
+    shares = [1 - min(spent) / max(spent) for spent in values.values() if max(spent)]
+    return max(shares, default=0.0)
 
 
 def _boxes(
     results: Results, name: str, title: str, values: Mapping[str, Sequence[float]], metric: str = ""
 ) -> Picture | None:
     """Return box plots of quartiles, with whiskers to the smallest and largest value."""
-    looks = looks_of(results)
+    looks, value_text = looks_of(results), partial(metric_text, metric) if metric else epsilon_text
     rows = {
-        variant: (len(numbers), *(float(q) for q in np.percentile(numbers, _QUARTILES)))
+        variant: (len(numbers), *np.percentile(numbers, _QUARTILES).tolist())
         for variant, numbers in values.items()
         if numbers
     }
@@ -315,10 +303,7 @@ def _boxes(
         return None
     marks, words = list[Mark](), list[str]()
     for row, (variant, (n, *quartiles)) in enumerate(rows.items()):
-        low, _, middle, _, high = (
-            metric_text(metric, quartile) if metric else epsilon_text(quartile)
-            for quartile in quartiles
-        )
+        low, _, middle, _, high = map(value_text, quartiles)
         tip = f"{variant}: median {middle}, {low} to {high}, {n:,} clients"
         marks += _box(row, quartiles, looks[variant].ink, tip)
         words.append(f"{variant} from {low} to {high}, median {middle}")

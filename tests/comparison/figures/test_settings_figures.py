@@ -62,11 +62,10 @@ def test_a_line_has_the_variants_that_differ_in_one_setting_alone(
 ) -> None:
     by = {sweep.key: sweep for sweep in find_sweeps(one_at_a_time(compared))}
     assert set(by) == {LR, WIDTH}
-    names = [[one.name for _, one in line.points] for line in by[LR].lines]
+    names = [[one.name for _, one in points] for _, points in by[LR].lines]
     assert names == [["dp", "dp-lr=2", "dp-lr=4"], ["dp-hidden=8", "other"]]
-    assert [line.name for line in by[LR].lines] == ["hidden=32", "hidden=8"]
+    assert [name for name, _ in by[LR].lines] == ["hidden=32", "hidden=8"]
     assert by[LR].places == {"1": 1.0, "2": 2.0, "4": 4.0}
-    assert by[LR].is_geometric
     assert list(by[WIDTH].places.values()) == [8.0, 32.0]
 
 
