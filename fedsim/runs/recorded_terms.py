@@ -31,7 +31,8 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
         terms: dict[str, Any] = {"trust": "local", "unit": "example", **unknown}
     else:
         terms = _private_terms(experiment, privacy)
-    terms["personal_models"] = experiment.personal_models
+    personal = experiment.personalization
+    terms["personal_models"] = None if personal is None else personal.method
     absent = PrivacyFile.__optional_keys__
     return {name: value for name, value in terms.items() if value is not None or name not in absent}
 
@@ -44,7 +45,7 @@ def _private_terms(experiment: ExperimentWithClients, privacy: PrivacySettings) 
         "unit": privacy.unit,
         "sums": _sums(experiment, privacy),
         "participation": _participation(experiment),
-        "votes": experiment.task_facts.votes,
+        "votes": None if experiment.pate is None else experiment.pate.votes,
         "weighting": experiment.federation.weights.name if kind.protects_client else None,
         "adjacency": privacy.adjacency.name,
         "accountant": privacy.accountant.name,
