@@ -228,9 +228,8 @@ def released(facts: Facts) -> str:
     ledger = " and its ledger" if trust.participation_rate is None else ""
     return (
         f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
-        f"settings{bound}{ledger}. The server computes the global models from {source} "
-        "alone. Per-example gradients, training losses and batch sizes stay on the client. "
-        f"{failed}"
+        f"settings{bound}{ledger}. The server computes the global models from {source} alone. "
+        f"Per-example gradients, training losses and batch sizes stay on the client. {failed}"
     )
 
 
@@ -320,10 +319,10 @@ def supported_epsilon(facts: Facts | None) -> float | None:
     return facts.epsilon
 
 
-def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
-    """Return pairs (certificate, ε) for the guarantees that the recorded facts support."""
+def stated_certificates(facts: Facts) -> list[Certificate]:
+    """Return the certificates of a charged run whose ε the recorded facts support."""
     certificates = certificates_of(facts) if facts.has_charges else []
-    return [(one, epsilon) for one in certificates if (epsilon := one["epsilon"]) is not None]
+    return [one for one in certificates if one["epsilon"] is not None]
 
 
 def is_plain(facts: Facts) -> bool:
@@ -349,9 +348,9 @@ def unit_text(facts: Facts) -> str:
 def guarantee_words(facts: Facts) -> str:
     """Return the guarantee of a run in a few words, or the reason why it has none."""
     stated = [
-        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(certificate['delta'])}"
-        + ("" if is_plain(facts) else f" against {OBSERVER_NAMES[certificate['against']]}")
-        for certificate, epsilon in stated_certificates(facts)
+        f"within ε = {epsilon_text(one['epsilon'])} at δ = {delta_text(one['delta'])}"
+        + ("" if is_plain(facts) else f" against {OBSERVER_NAMES[one['against']]}")
+        for one in stated_certificates(facts)
     ]
     match facts.outcome:
         case "no privacy":

@@ -8,15 +8,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.noise.correlated.settings import OF_ROUNDS
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import (
-    Holds,
-    Row,
-    Said,
-    StatementTable,
-    is_charged,
-    is_private,
-    of_sums,
-)
+from fedsim.statement.sentence import Row, Said, StatementTable, is_charged, is_private, of_sums
 
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
@@ -53,9 +45,9 @@ _METHODS = {
 _MAX_NAMED_ORDERS = 8
 
 
-def _charged(kind: str) -> Holds:
-    """Return a condition on facts: a client was charged for releases of a kind."""
-    return lambda facts: is_charged(facts) and facts.kind.name == kind
+def _charged(kind: str, facts: Facts) -> bool:
+    """Whether a client was charged for releases of a kind."""
+    return is_charged(facts) and facts.kind.name == kind
 
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
@@ -81,7 +73,7 @@ def _of_share(facts: Facts) -> str:
     return f" / √{trust.honest_clients}" if trust.trust == "distributed" else ""
 
 
-@mechanism("DP-SGD in every client", holds=_charged("dp_sgd"))
+@mechanism("DP-SGD in every client", holds=partial(_charged, "dp_sgd"))
 def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
     values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps", "max_grad_norm")
@@ -97,7 +89,7 @@ def dp_sgd(facts: Facts) -> Said:
     ), values
 
 
-@mechanism("One release of a whole update in a round", holds=_charged("client_update"))
+@mechanism("One release of a whole update in a round", holds=partial(_charged, "client_update"))
 def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values = _ranges(facts, "noise_multiplier", "rounds", "max_grad_norm")
@@ -117,7 +109,7 @@ def client_update(facts: Facts) -> Said:
 def row_of(kind: ReleaseKind) -> Row:
     """Return the template of the sentence on a mechanism: `kind.title` and `kind.statement`."""
     name = kind.name.removesuffix("_perturbation")
-    return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _of_kind)
+    return Row(name, "mechanism", "fact", kind.title, partial(_charged, kind.name), _of_kind)
 
 
 def _of_kind(facts: Facts) -> Said:
@@ -139,7 +131,7 @@ def _of_kind(facts: Facts) -> Said:
 TABLE.extend(row_of(kind) for kind in KINDS.values() if kind.statement)
 
 
-@mechanism("Noisy votes on public queries", holds=_charged("votes"))
+@mechanism("Noisy votes on public queries", holds=partial(_charged, "votes"))
 def votes(facts: Facts) -> Said:
     """Return the sentences on the mechanism of the votes on public queries."""
     values = {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
@@ -237,8 +229,7 @@ def public_constants(facts: Facts) -> Said:
 
 
 @sampling(
-    "Sampling as it ran and as it was accounted for",
-    when=lambda facts: facts.kind.draws_batches,
+    "Sampling as it ran and as it was accounted for", when=lambda facts: facts.kind.draws_batches
 )
 def sampler(facts: Facts) -> Said:
     """Return the sentence on how batches were sampled, which is also what ε accounts for."""
