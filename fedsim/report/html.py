@@ -160,6 +160,10 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
 
 def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
+    shared = narrow_range(facts.clients)
+    is_stated = facts.is_private and facts.has_charges and not facts.objections
+    has_bars = is_stated and shared is None
+    targets = {client.target_epsilon for client in facts.clients}
     return {
         **headlines(contents),
         "facts": facts,
@@ -174,7 +178,10 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "client_data": client_data_context(contents),
         "answers": answers_context(contents),
         "personal": contents.personal,
-        **_spends(facts),
+        "against": against_text(facts),
+        "shared": shared if facts.is_bounded else None,
+        "spend_plot": inline_svg(spend_chart(facts.clients)) if has_bars else None,
+        "has_marks": len(targets) > 1 and len(facts.clients) <= MAX_BARS,
         "num_certificates": len(certificates_of(facts)),
         "table": client_table(contents),
         "recipe": recipe(contents),
@@ -222,25 +229,4 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "profile_plot": inline_svg(profile_chart(profile)),
         "attack_plot": inline_svg(attack_chart(attack)),
-    }
-
-
-def _spends(facts: Facts) -> dict[str, Any]:
-    """Return the template values on all ε: a drawing, or a sentence if they are nearly the same."""
-    shared, against, ties = narrow_range(facts.clients), against_text(facts), None
-    if facts.is_bounded and shared is not None:
-        low, high = shared
-        spent = f"nearly the same ε, from {low} to {high}"
-        if len(facts.worst_clients) == len(facts.clients):
-            spent = f"the same ε = {high}"
-        ties = f"All {len(facts.clients):,} clients spent {spent}{against}."
-    is_stated = facts.is_private and facts.has_charges and not facts.objections
-    is_drawn = is_stated and shared is None
-    targets = {client.target_epsilon for client in facts.clients}
-    has_marks = len(targets) > 1 and len(facts.clients) <= MAX_BARS
-    marks = "; a vertical mark is its own target" if has_marks else ""
-    return {
-        "ties": ties,
-        "spend_plot": inline_svg(spend_chart(facts.clients)) if is_drawn else None,
-        "spend_caption": f"ε of each client{against}{marks}",
     }

@@ -162,32 +162,29 @@ def absent_clients(facts: Facts) -> Said:
 @TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
     """Return the sentences that say against whom the guarantee holds."""
-    trust, adversary = facts.trust, view_of(facts).adversary
-    uploads, sends = "updates", "send any model"
+    trust, uploads, sends = facts.trust, "updates", "send any model"
     if facts.counts_votes:
         uploads, sends = "votes", "ask any query"
-    itself = (
-        f"A client is trusted with its own examples: the guarantee covers its {uploads} and "
-        "gives no protection from the client itself."
-    )
+    known = "and all participants"
+    if trust.participation_rate is not None:
+        known = "but not the participants of a round"
+    text = f"{view_of(facts).adversary}. It knows every setting {known}"
     if trust.trust == "distributed":
         recorded = (facts.secure_aggregation or {}).get("trust") or {}
         requires = recorded.get("privacy_requires") or "its trust assumption is not recorded"
-        return (
-            f"{adversary}. It knows every setting and all participants. The guarantee relies on "
-            f"the parties of secure aggregation ({requires}), and on all but "
-            f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
+        text += (
+            f". The guarantee relies on the parties of secure aggregation ({requires}), and on all "
+            f"but {count_text(trust.colluding_clients or 0, 'client')} of each sum."
         )
-    if trust.trust == "central":
-        drawn = trust.participation_rate is not None
-        known = "but not the participants of a round" if drawn else "and all participants"
-        return (
-            f"{adversary}. It knows every setting {known}, and may collude with all other clients. "
-            f"The server is trusted: it adds the noise. {itself}"
+    elif trust.trust == "central":
+        text += (
+            ", and may collude with all other clients. The server is trusted: it adds the noise."
         )
+    else:
+        text += f", may {sends}, and may collude with all other clients."
     return (
-        f"{adversary}. It knows every setting and all participants, may {sends}, and may collude "
-        f"with all other clients. {itself}"
+        f"{text} A client is trusted with its own examples: the guarantee covers its {uploads} and "
+        "gives no protection from the client itself."
     )
 
 

@@ -25,15 +25,10 @@ _ADDS = {
     "sum",
     "central": "the server adds Gaussian noise {noise} once to the sum of all clients",
 }
-_ADDS_TO_UPDATE = {
+_ADDS_ONCE = {
     "local": "it adds",
     "distributed": "it adds its share of the noise,",
-    "central": "the server adds, once to the sum of all updates,",
-}
-_ADDS_TO_VOTES = {
-    "local": "adds",
-    "distributed": "adds its share of the noise,",
-    "central": "the server adds, once to the sum of all votes,",
+    "central": "the server adds, once to the sum of all {},",
 }
 _METHODS = {
     "pld": "privacy loss distributions, discretised (connect-the-dots) so that the result is an "
@@ -93,14 +88,14 @@ def dp_sgd(facts: Facts) -> Said:
 def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values = _ranges(facts, "noise_multiplier", "rounds", "max_grad_norm")
-    adapted, bound = "", "S"
+    adapted, bound, adds = "", "S", _ADDS_ONCE.get(facts.trust.trust, "").format("updates")
     if facts.mechanism.clip_words.adaptation:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
         "A client trains with any number of steps and clips its whole update (new model minus "
-        f"global model) to L2 norm S. Then {_ADDS_TO_UPDATE.get(facts.trust.trust, '')} "
-        f"Gaussian noise of standard deviation z · S{_of_share(facts)}.{adapted} A round is one "
-        "release: local training has no noise, and its result leaves the client in this form only. "
+        f"global model) to L2 norm S. Then {adds} Gaussian noise of standard deviation z · "
+        f"S{_of_share(facts)}.{adapted} A round is one release: local training has no noise, and "
+        "its result leaves the client in this form only. "
         f"Here z = {range_text(values['noise_multiplier'])}, {bound} = "
         f"{_bound_text(values['max_grad_norm'])}, {_counts(values['rounds'], 'round')}."
     ), values
@@ -135,17 +130,18 @@ TABLE.extend(row_of(kind) for kind in KINDS.values() if kind.statement)
 def votes(facts: Facts) -> Said:
     """Return the sentences on the mechanism of the votes on public queries."""
     values = {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
-    adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
+    adds = _ADDS_ONCE.get(facts.trust.trust, _ADDS_ONCE["local"]).format("votes")
     return (
         "Each client trains a teacher on all of its examples, without noise, and keeps it. It "
-        f"votes for one class of each public query of a ballot, and {adds} Gaussian noise of "
-        f"standard deviation z · σ{_of_share(facts)} votes to each count. A check of "
-        f"{values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the queries that "
-        f"pass its threshold are answered in a vote, of at most {values['answers']:,} queries, "
-        f"with σ = {values['sigma']:g}. Here z = {range_text(values['noise_multiplier'])}. Each "
-        "query is charged as a Gaussian release with noise multiplier z · σ / √2, in the check and "
-        "again in the vote, also where it is not answered: the observer may see the whole noisy "
-        "histogram. No cost depends on the votes (the data-dependent bound of PATE is not used)."
+        f"votes for one class of each public query of a ballot, and {adds.removeprefix('it ')} "
+        f"Gaussian noise of standard deviation z · σ{_of_share(facts)} votes to each count. A "
+        f"check of {values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the "
+        "queries that pass its threshold are answered in a vote, of at most "
+        f"{values['answers']:,} queries, with σ = {values['sigma']:g}. Here z = "
+        f"{range_text(values['noise_multiplier'])}. Each query is charged as a Gaussian release "
+        "with noise multiplier z · σ / √2, in the check and again in the vote, also where it is "
+        "not answered: the observer may see the whole noisy histogram. No cost depends on the "
+        "votes (the data-dependent bound of PATE is not used)."
     ), values
 
 
