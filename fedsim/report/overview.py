@@ -205,9 +205,9 @@ def _score_cards(contents: RunContents) -> Iterator[Card]:
         yield Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
     if contents.client_metrics:
         (name, value), *_ = contents.client_metrics.items()
-        asked = contents.rounds[-1].get("evaluated") or {"clients": (), "examples": 0}
-        clients = count_text(len(asked["clients"]), "client")
-        detail = f"{asked['examples']:,} held-out examples of {clients}"
+        asked = contents.rounds[-1].get("evaluated")
+        clients, examples = (len(asked["clients"]), asked["examples"]) if asked else (0, 0)
+        detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
         yield Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)
     if contents.personal is not None and (scores := contents.personal["personal"]):
         name = "accuracy" if "accuracy" in scores else next(iter(scores))
