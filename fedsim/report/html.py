@@ -153,8 +153,8 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = {"metric_name": metric_name, "metric_text": metric_text}
-    environment.filters |= {"typeset": typeset, "recall_text": recall_text, **names}
+    filters = (typeset, clients_text, metric_name, metric_text, percent_text, recall_text)
+    environment.filters |= {function.__name__: function for function in filters}
     return environment
 
 
@@ -216,17 +216,13 @@ def script_context(path: Path) -> dict[str, Any]:
 
 
 def _attack(facts: Facts) -> dict[str, Any] | None:
-    """Return the attack bounds as a table and two drawings; None without a guarantee."""
-    profile, attack, tied = facts.profile, facts.attack, facts.worst_clients
+    """Return the words and drawings of the bounds on attacks; None without a guarantee."""
+    profile, attack = facts.profile, facts.attack
     if not attack_bound.holds(facts) or profile is None or attack is None or not profile.curve:
         return None
-    all_tied = f"all {len(tied):,} clients" if len(tied) == len(facts.clients) else None
     return {
-        "client": profile.client,
         "sees": view_of(facts).sees,
         "question": question_of(facts),
-        "tied": (all_tied or clients_text(tied)) if len(tied) > 1 else None,
-        "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "profile_plot": inline_svg(profile_chart(profile)),
         "attack_plot": inline_svg(attack_chart(attack)),
     }
