@@ -40,7 +40,7 @@ from fedsim.runs.files import RunDirectoryError as RunDirectoryError
 from fedsim.runs.records import Releases, RoundLine, RunCheckpoint
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
+from fedsim.statement.privacy_file import PrivacyFile
 
 KEPT = "checkpoint/"
 """The folder of a run directory that is not published: only resuming and comparing need it."""
@@ -268,7 +268,7 @@ class RunFiles:
         return cast(PrivacyFile, self.directory.read_json("privacy.json"))
 
     @property
-    def clients(self) -> list[PrivateClientRow]:
+    def clients(self) -> list[dict[str, Any]]:
         """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
         return self.privacy["clients"]
 

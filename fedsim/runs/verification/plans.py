@@ -30,7 +30,6 @@ from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
 from fedsim.runs.verification.spend import of_client
 from fedsim.server.round_report import withdrawal_rounds
-from fedsim.statement.privacy_file import PrivateClientRow
 
 _CALIBRATED = 1e-6  # relative difference of a calibrated noise multiplier between machines
 _ROUNDED = 1e-9  # relative difference of the noise of all groups together
@@ -91,7 +90,7 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    files: RunFiles, row: PrivateClientRow, client_privacy: ClientPrivacy, plan: PrivacyPlan
+    files: RunFiles, row: Mapping[str, Any], client_privacy: ClientPrivacy, plan: PrivacyPlan
 ) -> Iterator[str]:
     adapted = {} if files.state is None else files.state.clip_norms
     clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
@@ -113,7 +112,7 @@ def _against_plan(
 
 
 def _against_steps(
-    row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
+    row: Mapping[str, Any], plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
 ) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
     noise = row["noise_multiplier"] / plan.noise_factor
