@@ -241,12 +241,8 @@ TABLE.fixed(
     "Every round is charged in full",
     "A round is charged in full to every client that takes part: who takes part is public, so that "
     "drawing clients amplifies nothing.",
-    holds=lambda facts: (
-        facts.is_bounded
-        and facts.protects_clients
-        and facts.trust.participation_rate is None
-        and not _is_correlated(facts)
-    ),
+    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+    when=lambda facts: facts.trust.participation_rate is None and not _is_correlated(facts),
 )
 
 

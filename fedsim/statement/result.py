@@ -216,9 +216,8 @@ TABLE.fixed(
     "no_targets",
     "Budgets",
     "The noise multiplier was given without a target ε: no budget limited the spend.",
-    holds=lambda facts: (
-        facts.is_private and not _targets(facts) and facts.mechanism.target_rho is None
-    ),
+    holds=is_private,
+    when=lambda facts: not _targets(facts) and facts.mechanism.target_rho is None,
 )
 
 
