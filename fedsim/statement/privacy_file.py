@@ -102,14 +102,12 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     # ρ is in the statement only of noise that is correlated, or calibrated to a ρ.
     has_rho = mechanism.target_rho is not None or mechanism.noise_correlation is not None
     adjacency = privacy["adjacency"] if has_rho else None
-    clients = tuple(_client(row, adjacency) for row in rows)
-    against_server = _against_server(privacy, run) if trust.trust == "distributed" else None
     profile, attack = _bounds(privacy, mechanism)
     return Facts(
-        clients=clients,
+        clients=tuple(_client(row, adjacency) for row in rows),
         mechanism=mechanism,
         trust=trust,
-        against_server=against_server,
+        against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
         profile=profile,
         attack=attack,
         digest=ledger_digest(rows) if mechanism.accountant else None,
