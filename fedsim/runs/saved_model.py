@@ -50,16 +50,6 @@ def read_model_card(run: str | Path) -> ModelCard:
     return _read_model(RunDirectory.open(Path(run)))[0]
 
 
-def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether two sets of named arrays have the same names, shapes, types and bits."""
-    return saved.keys() == arrays.keys() and all(
-        value.dtype == saved[name].dtype
-        and value.shape == saved[name].shape
-        and np.asarray(value).tobytes() == saved[name].tobytes()
-        for name, value in arrays.items()
-    )
-
-
 def load_model(
     run: str | Path, *, base: str | Path | None = None, build: ModelBuilder | None = None
 ) -> nn.Module:

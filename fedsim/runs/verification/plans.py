@@ -23,11 +23,11 @@ from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.plan import schedule_of
 from fedsim.federation.schedule import ClientPrivacy, StepSchedule, Table
-from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
-from fedsim.runs.saved_model import read_model_card, same_arrays
+from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.spend import of_client
 from fedsim.server.round_report import withdrawal_rounds
 
@@ -237,7 +237,7 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
     if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
         is_same = read_model_card(files.directory.path).values == digest(state.model)
     else:
-        is_same = same_arrays(files.directory.read_model(), to_numpy(state.model))
+        is_same = files.directory.has_model(state.model)
     if not is_same:
         yield "model.safetensors is not the model of the checkpoint"
 
