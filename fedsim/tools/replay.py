@@ -337,7 +337,8 @@ class _Comparison:
         if recorded != replayed:
             yield "the final model is not the one of the last round that was computed again"
         elif not self.federation.goal.averages:
-            if not self.directory.has_model(self.federation.final_model(state)):
+            student = self.federation.final_model(state)
+            if not self.directory.has_model(student):
                 yield "model.safetensors is not the student that is trained on these answers"
 
 
