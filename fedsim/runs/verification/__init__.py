@@ -6,7 +6,7 @@ compares both with `experiment.yaml` (sampling rate q, noise multiplier z, δ, s
 imported or read, since a plug-in or a table may have any content.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -176,7 +176,7 @@ class Verification:
 
 
 # Each check, with the names of the files that it reads.
-_CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterator[str]]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
     ("privacy.json, summary.json and clients.csv", spend_figure_problems),
     ("privacy.json", statement_problems),
     ("environment.json, experiment.yaml and privacy.json", environment_problems),
@@ -228,13 +228,13 @@ def verify_run(
     if not files.has_checkpoint:
         unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")
     problems, found_root = _against_manifest(directory, root, pages=pages)
-    broken, checked = attempt("ledger.jsonl", ledger_problems(files)), list[Checked]()
+    broken, checked = attempt("ledger.jsonl", lambda: ledger_problems(files)), list[Checked]()
     problems += broken
     if not broken:  # without a whole ledger, other problems mean nothing
-        problems += attempt("privacy.json and ledger.jsonl", check_spend(files, checked))
-        unchecked += attempt("experiment.yaml", unread_tables(files))
+        problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+        unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
         for names, check in _CHECKS:
-            problems += attempt(names, check(files))
+            problems += attempt(names, lambda check=check: check(files))
     found = tuple(dict.fromkeys(problems))
     return Verification(tuple(checked), found, tuple(unchecked), found_root)
 
@@ -252,7 +252,7 @@ def _against_manifest(
             f"{directory.path} --resume write it anew for the files as they are now"
         )
         return [f"{error}; {ways_out}"], None
-    problems = attempt(FILE, changed_files(directory, manifest, pages=pages))
+    problems = attempt(FILE, lambda: changed_files(directory, manifest, pages=pages))
     if root is not None and root.lower() != manifest.root:
         problems.append(f"the root of its records is {manifest.root}, not the given {root.lower()}")
     return problems, manifest.root

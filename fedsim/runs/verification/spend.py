@@ -5,7 +5,7 @@ last hash of each chain.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,11 +35,11 @@ _MALFORMED = (
 )
 
 
-def attempt(files: str, found: Iterator[str]) -> list[str]:
-    """Return the problems that a check finds; that it cannot read `files` is a problem, too."""
+def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
+    """Run a check and return the problems that it found; an unreadable file is a problem, too."""
     problems: list[str] = []
     try:
-        for problem in found:
+        for problem in check():
             problems.append(problem)
     except FedsimError as error:
         problems.append(str(error))
