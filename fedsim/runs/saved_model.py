@@ -96,7 +96,7 @@ def load_core(run: str | Path, *, base: Path, build: ModelBuilder | None = None)
 
 
 def _load(
-    run: str | Path, base: str | Path | None, build: ModelBuilder | None, transforms: bool = True
+    run: str | Path, base: str | Path | None, build: ModelBuilder | None, *, transforms: bool = True
 ) -> tuple[ExperimentWithClients, ModelCard, nn.Module]:
     """Return a run's experiment, model card and model, maybe without its feature transforms."""
     directory = RunDirectory.open(Path(run))
