@@ -15,12 +15,14 @@ from tempfile import mkdtemp
 from typing import Any, cast
 
 import numpy as np
+from flwr.app import ArrayRecord
 from pydantic import BaseModel, RootModel
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.algorithms.state import ServerState
 from fedsim.core.durable import GENESIS, replace_file, sync_directory
 from fedsim.experiment import ExperimentWithClients, read_settings
+from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
@@ -40,7 +42,7 @@ from fedsim.runs.files import RunDirectoryError as RunDirectoryError
 from fedsim.runs.records import Releases, RoundLine, RunCheckpoint
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
+from fedsim.statement.privacy_file import PrivacyFile
 
 KEPT = "checkpoint/"
 """The folder of a run directory that is not published: only resuming and comparing need it."""
@@ -210,9 +212,10 @@ class RunDirectory:
         """Write `clients.csv` from the clients' rows of `privacy.json`."""
         self.write_text("clients.csv", clients_table(rows))
 
-    def read_model(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the final global model by name."""
-        return read_arrays(self.path / MODEL)[0]
+    def has_model(self, arrays: ArrayRecord) -> bool:
+        """Whether the final global model has the names, shapes, types and bits of these arrays."""
+        saved, _ = read_arrays(self.path / MODEL)
+        return arrays_bytes(saved, {}) == arrays_bytes(to_numpy(arrays), {})
 
     def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
         """Write the final global model; the metadata are facts that loading it needs."""
@@ -268,7 +271,7 @@ class RunFiles:
         return cast(PrivacyFile, self.directory.read_json("privacy.json"))
 
     @property
-    def clients(self) -> list[PrivateClientRow]:
+    def clients(self) -> list[dict[str, Any]]:
         """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
         return self.privacy["clients"]
 

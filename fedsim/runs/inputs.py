@@ -30,6 +30,7 @@ from fedsim.federation.schedule import map_shared
 from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.files import SCHEMAS
+from fedsim.runs.resume import differences
 
 _KEY_BYTES, _DIGEST_BYTES = 32, 32
 PATTERN = "^[0-9a-f]{16}:[0-9a-f]{64}$"
@@ -148,13 +149,12 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
             "tell whether the data are the same: resume where the run began, copy its key here, "
             "or start a new run in another --out"
         )
-    for name in [*now, *(name for name in before if name not in now)]:
-        if before.get(name) != now.get(name):
-            subject = _WHAT.get(name, f"the {name}")
-            raise RunDirectoryError(
-                f"{subject} changed since the run began, though the experiment did not: "
-                "restore the original to resume, or start a new run in another --out"
-            )
+    for name in differences(now, dict(before), ""):
+        subject = _WHAT.get(name, f"the {name}")
+        raise RunDirectoryError(
+            f"{subject} changed since the run began, though the experiment did not: "
+            "restore the original to resume, or start a new run in another --out"
+        )
 
 
 def _mechanism_bytes(plan: PrivacyPlan) -> bytes:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import fedsim
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
@@ -22,7 +23,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.recorded_terms import client_terms, recorded_terms, server_ledger
+from fedsim.runs.recorded_terms import client_terms, recorded_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement import read_facts, to_json
@@ -45,7 +46,8 @@ class ClientSummary(ClientSpend):
         withdrawn_round: round in which the client withdrew; None for a client that stayed.
         clip_norm: adaptive clip norm at the end of the run (a tuple if each group of parameters has
             its own); None if the clip norm is fixed.
-        epsilon_against_server: ε against the server as adversary; None unless trust is distributed.
+        epsilon_against_server: ε of `against_server`, which is empty before the first charge; both
+            are None unless trust is distributed.
         name: public name of the client; None for a client that has only a number.
     """
 
@@ -174,13 +176,15 @@ def summarise_privacy(
     for spend, terms, planned in zip(spends, plan.client_privacy, plan.clients, strict=True):
         client = spend.client
         norm = state.clip_norms.get(client, planned.release.adapted_clip_norm)
-        second = server_ledger(spend, settings.trust.name)
+        second = spend.against_server
+        if settings.trust.name == "distributed" and spend.rounds == 0:
+            second = PrivacyLedger()
         # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
         accounting = Accounting.of(settings, spend.delta)
         against_server = None if second is None else accounting.epsilon(second.entries)
         clients.append(
             ClientSummary(
-                **vars(spend),
+                **{**vars(spend), "against_server": second},
                 epsilon=accounting.epsilon(spend.ledger.entries),
                 epsilon_rdp=by_rdp[client],
                 terms=client_terms(terms, planned, norm),
@@ -208,8 +212,8 @@ def _client_row(spend: ClientSummary, trust: Trust) -> dict[str, Any]:
         "ledger_head": spend.head,
     }
     if trust == "distributed":
-        second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server
-        row["epsilon_against_server"] = finite_or_none(epsilon)
+        second = spend.against_server
+        row["epsilon_against_server"] = finite_or_none(spend.epsilon_against_server)
         row["ledger_against_server"] = None if second is None else second.to_list()
     return row
 

@@ -194,7 +194,7 @@ def _held_out(run: EndedRun, count: int) -> Iterator[dict[str, list[int]]]:
             predictions = predictions_of(model.task, outputs, torch.from_numpy(examples.targets))
             if not isinstance(predictions, ClassPredictions):
                 return
-            hits = _counts(predictions.targets[predictions.predicted == predictions.targets], count)
+            hits = predictions.hits.tolist()
         yield {"held_out": _counts(examples.targets, count), "correct": hits}
 
 

@@ -7,15 +7,13 @@ figures are computed by separate code.
 from dataclasses import asdict
 from typing import Any
 
-from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.trust import OBSERVERS, Trust
+from fedsim.accountant.trust import OBSERVERS
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.schedule import ClientPrivacy, participation_of
 from fedsim.noise.correlated.run import strategy_of
-from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
 from fedsim.statement.privacy_file import PrivacyFile
 
@@ -80,13 +78,6 @@ def client_terms(
     if is_client:
         terms["max_update_norm"] = privacy.max_update_norm
     return terms
-
-
-def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
-    """Return a client's ledger with the server as adversary; None unless trust is distributed."""
-    if trust != "distributed" or spend.rounds > 0:
-        return spend.against_server
-    return PrivacyLedger()
 
 
 def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:

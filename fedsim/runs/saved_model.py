@@ -17,6 +17,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.python_objects import is_object_name, object_of
 from fedsim.data.examples import DataError
 from fedsim.data.inputs import Inputs, read_inputs
+from fedsim.experiment import ExperimentWithClients
 from fedsim.experiment.errors import shorten
 from fedsim.experiment.load import read_settings
 from fedsim.models.adapters import merge_adapters
@@ -47,16 +48,6 @@ def read_model_card(run: str | Path) -> ModelCard:
         DamagedRunError: the file is damaged.
     """
     return _read_model(RunDirectory.open(Path(run)))[0]
-
-
-def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether two sets of named arrays have the same names, shapes, types and bits."""
-    return saved.keys() == arrays.keys() and all(
-        value.dtype == saved[name].dtype
-        and value.shape == saved[name].shape
-        and np.asarray(value).tobytes() == saved[name].tobytes()
-        for name, value in arrays.items()
-    )
 
 
 def load_model(
@@ -96,21 +87,18 @@ def load_model(
         >>> type(model).__name__, card.experiment
         ('Sequential', 'mine')
     """
-    settings, model = _load(run, base, build)
-    if settings.features:
-        model = FeatureModel(FeaturePipeline(settings.features), model)
-    return model.eval()
+    return _load(run, base, build)[2]
 
 
 def load_core(run: str | Path, *, base: Path, build: ModelBuilder | None = None) -> nn.Module:
     """Return the final model of a run, which takes inputs to which `model.features` was applied."""
-    return _load(run, base, build)[1].eval()
+    return _load(run, base, build, transforms=False)[2]
 
 
 def _load(
-    run: str | Path, base: str | Path | None, build: ModelBuilder | None
-) -> tuple[ModelSettings, nn.Module]:
-    """Return the model settings of a run, and the model without its feature transforms."""
+    run: str | Path, base: str | Path | None, build: ModelBuilder | None, *, transforms: bool = True
+) -> tuple[ExperimentWithClients, ModelCard, nn.Module]:
+    """Return a run's experiment, model card and model, maybe without its feature transforms."""
     directory = RunDirectory.open(Path(run))
     experiment = read_settings(directory.path / "experiment.yaml")
     settings = _with_object(experiment.model, build)
@@ -130,7 +118,10 @@ def _load(
             raise
         raise ModelError(f"{error}, whose directory base (--base) names") from plugin
     _load_values(model, values, directory.path / MODEL)
-    return settings, model if is_whole else merge_adapters(model)
+    model = model if is_whole else merge_adapters(model)
+    if transforms and settings.features:
+        model = FeatureModel(FeaturePipeline(settings.features), model)
+    return experiment, card, model.eval()
 
 
 def _with_object(settings: ModelSettings, build: ModelBuilder | None) -> ModelSettings:
@@ -250,9 +241,7 @@ def predict(
         DataError: the file cannot be read, or lacks a column of the model.
         ModelError: the model cannot be built, or does not take these examples.
     """
-    card = read_model_card(run)
-    model = load_model(run, base=base, build=build)
-    experiment = read_settings(RunDirectory.open(Path(run)).path / "experiment.yaml")
+    experiment, card, model = _load(run, base, build)
     if isinstance(inputs, str | Path):
         _check_file(Path(inputs))
         examples = read_inputs(

@@ -388,10 +388,9 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
     else:
         expected = frozenset({"PoissonSampled"} if drawn else {"Gaussian", "JointGaussian"})
     for client in facts.clients:
-        if not client.has_charges or not math.isfinite(client.epsilon):
+        is_right = client.events and client.events <= expected  # no event at all is not
+        if is_right or not client.has_charges or not math.isfinite(client.epsilon):
             continue
-        if client.events and client.events <= expected:
-            continue  # no event at all is an objection, too
         accounts = f"the ledger of client {client.client} accounts for "
         accounts += " and ".join(sorted(client.events)) or "nothing"
         if mechanism.off_gradients is not None:

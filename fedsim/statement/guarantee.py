@@ -18,6 +18,7 @@ from fedsim.statement.sentence import (
     Said,
     StatementTable,
     core_text,
+    is_charged,
     is_private,
     of_sums,
     view_of,
@@ -26,6 +27,8 @@ from fedsim.statement.sentence import (
 TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")
 claim = partial(TABLE.sentence, "guarantee", "claim")
+fixed_warning = partial(TABLE.fixed, "guarantee", "warning")
+fixed_unit = partial(TABLE.fixed, "unit", "limit")
 
 
 def _ends_as(outcome: Outcome, noise: str | None = None) -> Holds:
@@ -35,9 +38,7 @@ def _ends_as(outcome: Outcome, noise: str | None = None) -> Holds:
 
 # Exactly one of the first six sentences holds.
 
-TABLE.fixed(
-    "guarantee",
-    "warning",
+fixed_warning(
     "no_privacy",
     "No differential privacy",
     "This federation ran without differential privacy: anyone who sees a client's updates may "
@@ -107,13 +108,9 @@ def guarantee(facts: Facts) -> Said:
     return f"{core[0].upper()}{core[1:]}. {_largest(facts)}", _pair(facts)
 
 
-def _is_shared(facts: Facts) -> bool:
-    return facts.is_private and of_sums(facts)
-
-
 @claim(
     "Guarantee against the server",
-    holds=_is_shared,
+    holds=lambda facts: facts.is_private and of_sums(facts),
     when=lambda facts: facts.against_server is not None and facts.against_server.is_bounded,
 )
 def against_server(facts: Facts) -> Said:
@@ -130,16 +127,13 @@ def against_server(facts: Facts) -> Said:
     ), _pair(other)
 
 
-TABLE.fixed(
-    "guarantee",
-    "warning",
+fixed_warning(
     "no_server_guarantee",
     "No guarantee against the server",
     "No ε is stated against a server that sees single updates: the recorded shares of the noise "
     "support none. `fedsim verify` checks the run against its ledger.",
-    holds=lambda facts: (
-        _is_shared(facts) and facts.has_charges and supported_epsilon(facts.against_server) is None
-    ),
+    holds=is_charged,
+    when=lambda facts: of_sums(facts) and supported_epsilon(facts.against_server) is None,
 )
 
 
@@ -230,26 +224,22 @@ def released(facts: Facts) -> str:
     )
 
 
-TABLE.fixed(
-    "unit",
-    "limit",
+fixed_unit(
     "unit",
     "One training example, not one person",
     "The unit of privacy is one training example of one client. A person with several examples on "
     "one client is protected less. For a person with examples on several clients, the privacy "
     "losses of these clients accumulate. Neither case is computed here.",
-    holds=lambda facts: facts.is_bounded and not facts.protects_clients,
+    when=lambda facts: not facts.protects_clients,
 )
-TABLE.fixed(
-    "unit",
-    "limit",
+fixed_unit(
     "client_unit",
     "Everything that one client has",
     "The unit of privacy is everything that one client has: all of its examples together, and "
     "their number. For a person with data on several clients, the privacy losses of these clients "
     "accumulate, which is not computed here. An ε of this unit and an ε of one example are not "
     "comparable.",
-    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+    when=lambda facts: facts.protects_clients,
 )
 
 _CLIENT_ADJACENCIES = {

@@ -99,9 +99,7 @@ fixed_limit(
     "Sizes of clients are not covered",
     "Clients are weighted by examples, which follows from the number of a client's examples. These "
     "numbers are treated as public facts that were fixed before the run: no ε covers them.",
-    holds=lambda facts: (
-        facts.is_bounded and facts.protects_clients and facts.trust.weighting == "examples"
-    ),
+    when=lambda facts: facts.protects_clients and facts.trust.weighting == "examples",
 )
 
 
@@ -124,14 +122,14 @@ fixed_limit(
     "The noise is simulation grade",
     "The noise is computed from a seed, so that the simulation is reproducible. It gives no "
     "protection against anyone who knows the seed, and the settings of this run contain it.",
-    holds=lambda facts: facts.mechanism.noise == "seeded" and facts.has_charges,
+    holds=lambda facts: facts.has_charges and facts.mechanism.noise == "seeded",
 )
 fixed_limit(
     "secure_noise",
     "The noise cannot be repeated",
     "Batches and noise come from the operating system's random number generator. Neither they nor "
     "this run can be repeated.",
-    holds=lambda facts: facts.mechanism.noise == "secure" and facts.has_charges,
+    holds=lambda facts: facts.has_charges and facts.mechanism.noise == "secure",
 )
 
 
@@ -196,10 +194,8 @@ fixed_limit(
     "Non-collusion is simulated",
     "All parties of secure aggregation ran in one simulation. Every message of the protocol was "
     "real; that its parties do not collude was only simulated.",
-    holds=lambda facts: (
-        facts.hides_updates
-        and bool((facts.secure_aggregation or {}).get("simulated_non_collusion"))
-    ),
+    holds=lambda facts: facts.hides_updates,
+    when=lambda facts: bool((facts.secure_aggregation or {}).get("simulated_non_collusion")),
 )
 fixed_limit(
     "unseen_updates",

@@ -13,6 +13,7 @@ from fedsim.statement.sentence import Row, Said, StatementTable, is_charged, is_
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
 sampling = partial(TABLE.sentence, "sampling", "claim")
+computed = partial(TABLE.sentence, "accounting", "claim")
 
 _CLIENT_ADAPTATION = (
     " One more coordinate, with Gaussian noise of its own, counts the updates with norm below S, "
@@ -241,12 +242,8 @@ TABLE.fixed(
     "Every round is charged in full",
     "A round is charged in full to every client that takes part: who takes part is public, so that "
     "drawing clients amplifies nothing.",
-    holds=lambda facts: (
-        facts.is_bounded
-        and facts.protects_clients
-        and facts.trust.participation_rate is None
-        and not _is_correlated(facts)
-    ),
+    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+    when=lambda facts: facts.trust.participation_rate is None and not _is_correlated(facts),
 )
 
 
@@ -266,7 +263,7 @@ def drawn_clients(facts: Facts) -> Said:
     ), {"rate": facts.trust.participation_rate}
 
 
-@TABLE.sentence("accounting", "claim", "How ε was computed")
+@computed("How ε was computed")
 def accounting(facts: Facts) -> Said:
     """Return the sentences on the method that computes every ε as an upper bound."""
     orders, by = facts.mechanism.orders, f" by fedsim {facts.version}" if facts.version else ""
@@ -281,9 +278,7 @@ def accounting(facts: Facts) -> Said:
     ), {"method": facts.mechanism.accountant, "version": facts.version, "upper_bound": True}
 
 
-@TABLE.sentence(
-    "accounting",
-    "claim",
+@computed(
     "Zero-concentrated differential privacy",
     when=lambda facts: facts.mechanism.target_rho is not None,
 )

@@ -18,39 +18,6 @@ from fedsim.statement.facts import ACCOUNTANTS, ClientFacts, Facts, MechanismFac
 from fedsim.statement.trust_facts import TrustFacts
 
 
-class PrivateClientRow(TypedDict):
-    """The entry of one client in `privacy.json`, in a federation with differential privacy.
-
-    `epsilon` and `ledger` hold against the adversary that `against` names. In distributed trust,
-    `epsilon_against_server` and `ledger_against_server` hold against a server that sees the
-    client's single uploads. An ε is null if it is not finite. An entry of a ledger is an `event` as
-    JSON, and the `count` of its charges.
-    """
-
-    client: int
-    name: NotRequired[str]  # public
-    examples: int | None  # null if the privacy unit is the client
-    epsilon: float | None
-    ledger: list[dict[str, Any]]
-    epsilon_against_server: NotRequired[float | None]
-    ledger_against_server: NotRequired[list[dict[str, Any]] | None]
-    against: NotRequired[Observer]
-    max_update_norm: NotRequired[float | None]
-    group_clip_norms: NotRequired[list[float]]
-    delta: float
-    epsilon_rdp: float | None
-    target_epsilon: float | None
-    noise_multiplier: float
-    sampling_rate: float
-    max_grad_norm: float | None
-    rounds: int
-    steps: int
-    group: str | None
-    withdrawn_round: int | None
-    clip_norm: float | None
-    ledger_head: str
-
-
 class Certificate(TypedDict):
     """A pair (ε, δ) that holds for all clients against one adversary."""
 
@@ -60,7 +27,13 @@ class Certificate(TypedDict):
 
 
 class PrivacyFile(TypedDict):
-    """The content of `privacy.json`; without privacy, its settings are null, and rows are short."""
+    """The content of `privacy.json`; without privacy, its settings are null, and rows are short.
+
+    In a client's row, `epsilon` and `ledger` hold against the adversary that `against` names. In
+    distributed trust, `epsilon_against_server` and `ledger_against_server` hold against a server
+    that sees the client's single uploads. An ε is null if it is not finite. An entry of a ledger is
+    an `event` as JSON, and the `count` of its charges.
+    """
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
@@ -91,7 +64,7 @@ class PrivacyFile(TypedDict):
     statement_points: list[dict[str, Any]]
     profile: dict[str, Any] | None
     attack: dict[str, list[float]] | None
-    clients: list[PrivateClientRow]
+    clients: list[dict[str, Any]]
 
 
 _CHOICES = ("adjacency", "accountant", "noise", "sampling", "clipping")
@@ -124,19 +97,17 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             off_gradients=privacy.get("mechanism"),
             target_rho=privacy.get("target_rho"),
         )
-    rows: list[PrivateClientRow] = privacy["clients"]
+    rows: list[dict[str, Any]] = privacy["clients"]
     trust = _trust(privacy)
     # ρ is in the statement only of noise that is correlated, or calibrated to a ρ.
     has_rho = mechanism.target_rho is not None or mechanism.noise_correlation is not None
     adjacency = privacy["adjacency"] if has_rho else None
-    clients = tuple(_client(row, adjacency) for row in rows)
-    against_server = _against_server(privacy, run) if trust.trust == "distributed" else None
     profile, attack = _bounds(privacy, mechanism)
     return Facts(
-        clients=clients,
+        clients=tuple(_client(row, adjacency) for row in rows),
         mechanism=mechanism,
         trust=trust,
-        against_server=against_server,
+        against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
         profile=profile,
         attack=attack,
         digest=ledger_digest(rows) if mechanism.accountant else None,
@@ -150,12 +121,10 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 
 def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
     sums, drawn = privacy.get("sums") or {}, privacy.get("participation") or {}
-    parties = (privacy["secure_aggregation"] or {}).get("parties") or {}
     trust = TrustFacts(
         trust=privacy["trust"],
         unit=privacy["unit"],
         **{name: sums.get(name) for name in _OF_SUMS},
-        opened_sums=tuple(parties.get("survivors_per_round", ())),
         participation_rate=drawn.get("rate"),
         weighting=privacy.get("weighting"),
         votes=privacy.get("votes"),

@@ -16,6 +16,8 @@ from fedsim.statement.sentence import Said, StatementTable, is_private, question
 
 TABLE = StatementTable()
 budget = partial(TABLE.sentence, "budget", "fact")
+attack = partial(TABLE.sentence, "attack", "claim")
+threat_model = partial(TABLE.sentence, "threat model", "fact")
 
 
 @TABLE.sentence(
@@ -77,9 +79,7 @@ def spread(facts: Facts) -> Said:
     ), values
 
 
-@TABLE.sentence(
-    "attack",
-    "claim",
+@attack(
     "What an attacker can gain",
     when=lambda facts: bool(facts.profile and facts.attack and facts.attack.covers(facts.profile)),
 )
@@ -104,9 +104,7 @@ def attack_bound(facts: Facts) -> Said:
     }
 
 
-@TABLE.sentence(
-    "attack",
-    "claim",
+@attack(
     "As one Gaussian",
     when=lambda facts: facts.profile is not None and facts.profile.mu is not None,
 )
@@ -134,9 +132,7 @@ _ROLES = {
 }
 
 
-@TABLE.sentence(
-    "threat model", "fact", "Secure aggregation", holds=lambda facts: facts.hides_updates
-)
+@threat_model("Secure aggregation", holds=lambda facts: facts.hides_updates)
 def secure_aggregation(facts: Facts) -> Said:
     """Return the sentences on what the server sees, and whom one must trust for that."""
     recorded = dict(facts.secure_aggregation or {})
@@ -165,9 +161,7 @@ def secure_aggregation(facts: Facts) -> Said:
     return f"{text} {_ROLES.get(facts.trust.trust, _ON_ITS_OWN)}", recorded
 
 
-@TABLE.sentence(
-    "threat model",
-    "fact",
+@threat_model(
     "Secure aggregation without cryptography",
     holds=lambda facts: facts.secure_aggregation is not None and not facts.hides_updates,
 )
@@ -216,9 +210,8 @@ TABLE.fixed(
     "no_targets",
     "Budgets",
     "The noise multiplier was given without a target ε: no budget limited the spend.",
-    holds=lambda facts: (
-        facts.is_private and not _targets(facts) and facts.mechanism.target_rho is None
-    ),
+    holds=is_private,
+    when=lambda facts: not _targets(facts) and facts.mechanism.target_rho is None,
 )
 
 

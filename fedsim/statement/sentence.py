@@ -83,27 +83,29 @@ class StatementTable(list[Row]):
         kind: Kind,
         title: str,
         *,
+        name: str | None = None,
         holds: Holds = is_bounded,
         when: Holds = lambda facts: True,
     ) -> Callable[[Words], Row]:
         """Return a decorator that adds a template to this list, from a function of facts to words.
 
-        The name of the function is the id of the sentence. Facts must meet both conditions,
-        `holds` and `when`.
+        The id of the sentence is `name`, or else the name of the function. Facts must meet both
+        conditions, `holds` and `when`.
         """
 
         def add(words: Words) -> Row:
-            row = Row(words.__name__, point, kind, title, lambda f: holds(f) and when(f), words)
+            identifier = name or words.__name__
+            row = Row(identifier, point, kind, title, lambda f: holds(f) and when(f), words)
             self.append(row)
             return row
 
         return add
 
     def fixed(
-        self, point: str, kind: Kind, name: str, title: str, text: str, holds: Holds = is_bounded
+        self, point: str, kind: Kind, name: str, title: str, text: str, **conditions: Holds
     ) -> None:
-        """Add a template whose text is the same for all facts that support it."""
-        self.append(Row(name, point, kind, title, holds, lambda facts: text))
+        """Add a template whose text is the same for all facts; `conditions` as in `sentence`."""
+        self.sentence(point, kind, title, name=name, **conditions)(lambda facts: text)
 
 
 # Each observer, as worded after "against". A claim against one covers all that follow it.

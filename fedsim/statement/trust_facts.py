@@ -32,7 +32,6 @@ class TrustFacts:
     colluding_clients: int | None = None  # with the observer of a sum, at most
     local_steps: int | None = None  # noisy steps of a client in a round
     optimizer: str | None = None
-    opened_sums: tuple[int, ...] = ()  # number of clients in each
     unexplained: int | None = None  # first client whose ledger claims more noise than is added
     participation_rate: float | None = None  # of each client, independently and in secret
     weighting: str | None = None  # of clients, if the privacy unit is the client
@@ -60,17 +59,18 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
     if trust.trust != "distributed":
         return
     # Each client's part of a sum must be hidden behind the noise of the other clients.
-    unmet = unmet_conditions(secure)
-    if unmet and (secure or {}).get("simulated_non_collusion") is False:
+    secure = secure or {}
+    unmet, opened = unmet_conditions(secure), secure.get("parties") or {}
+    if unmet and secure.get("simulated_non_collusion") is False:
         yield (
             "its parties were real, and nothing kept its server to the protocol: "
             f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}"
         )
-    if (secure or {}).get("clipped", 0) != 0:
+    if secure.get("clipped", 0) != 0:
         yield "values were clipped after their noise was added"
     if trust.honest_clients < 1:
         yield "min_clients and colluding_clients leave no honest client in a sum"
-    elif any(number < (trust.min_clients or 0) for number in trust.opened_sums):
+    elif any(n < (trust.min_clients or 0) for n in opened.get("survivors_per_round", ())):
         yield f"a sum of fewer than {trust.min_clients} clients was opened"
     elif trust.unexplained is not None:
         yield (

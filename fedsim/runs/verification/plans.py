@@ -23,14 +23,13 @@ from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.plan import schedule_of
 from fedsim.federation.schedule import ClientPrivacy, StepSchedule, Table
-from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
-from fedsim.runs.saved_model import read_model_card, same_arrays
+from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.spend import of_client
 from fedsim.server.round_report import withdrawal_rounds
-from fedsim.statement.privacy_file import PrivateClientRow
 
 _CALIBRATED = 1e-6  # relative difference of a calibrated noise multiplier between machines
 _ROUNDED = 1e-9  # relative difference of the noise of all groups together
@@ -91,7 +90,7 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    files: RunFiles, row: PrivateClientRow, client_privacy: ClientPrivacy, plan: PrivacyPlan
+    files: RunFiles, row: Mapping[str, Any], client_privacy: ClientPrivacy, plan: PrivacyPlan
 ) -> Iterator[str]:
     adapted = {} if files.state is None else files.state.clip_norms
     clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
@@ -113,7 +112,7 @@ def _against_plan(
 
 
 def _against_steps(
-    row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
+    row: Mapping[str, Any], plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
 ) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
     noise = row["noise_multiplier"] / plan.noise_factor
@@ -238,7 +237,7 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
     if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
         is_same = read_model_card(files.directory.path).values == digest(state.model)
     else:
-        is_same = same_arrays(files.directory.read_model(), to_numpy(state.model))
+        is_same = files.directory.has_model(state.model)
     if not is_same:
         yield "model.safetensors is not the model of the checkpoint"
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
@@ -22,7 +22,6 @@ from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_figures import ANSWERS
-from fedsim.statement.privacy_file import PrivateClientRow
 
 # Errors of code that reads content that no run wrote: another type, a missing key, a huge number.
 _MALFORMED = (
@@ -124,7 +123,7 @@ def _recomputed(
     files: RunFiles, accountant: AccountantChoice, adjacency: Adjacency, checked: list[Checked]
 ) -> Iterator[str]:
     """Yield a line for each ε, against each observer, that another computation contradicts."""
-    rows = cast(list[dict[str, Any]], files.clients)
+    rows = files.clients
     other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
     symbols = {"": "ε"}  # by the ending of the keys for an observer
     if files.privacy["trust"] == "distributed":
@@ -142,7 +141,7 @@ def _recomputed(
 
 
 def _against_ledger(
-    row: PrivateClientRow, history: Sequence[Charge], *, by_event: bool, shared: bool
+    row: Mapping[str, Any], history: Sequence[Charge], *, by_event: bool, shared: bool
 ) -> Iterator[str]:
     """Yield the differences between a row of `privacy.json` and the client's records, oldest first.
 
