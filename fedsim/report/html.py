@@ -21,6 +21,7 @@ from markupsafe import Markup, escape
 from fedsim.accountant.sampler_slack import sampler_slack
 from fedsim.core.formatting import (
     clients_text,
+    delta_text,
     epsilon_text,
     least_epsilon_text,
     metric_text,
@@ -196,8 +197,8 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = {"metric_name": metric_name, "metric_text": metric_text}
-    environment.filters |= {"typeset": typeset, "recall_text": recall_text, **names}
+    texts = (typeset, recall_text, metric_name, metric_text, epsilon_text, delta_text)
+    environment.filters |= {text.__name__: text for text in texts}
     return environment
 
 
