@@ -20,28 +20,19 @@ from fedsim.core.errors import ExitCode, FedsimError, describe_os_error
 from fedsim.core.plugin_errors import contained_os_exit
 
 SECTIONS = {
-    "Experiments": {
-        "init": "fedsim.cli.experiments:init_command",
-        "validate": "fedsim.cli.experiments:validate_command",
-        "plan": "fedsim.cli.experiments:plan_command",
-        "curve": COMMANDS["curve"],
-        "run": "fedsim.cli.experiments:run_command",
-        "compare": "fedsim.cli.compare:compare_command",
-    },
-    "Results": {
-        "report": "fedsim.cli.results:report_command",
-        "predict": "fedsim.cli.results:predict_command",
-        "verify": "fedsim.cli.results:verify_command",
-        "totals": COMMANDS["totals"],
-    },
-    "Attack": {"audit": COMMANDS["audit"]},
-    "Deployment": {
-        name: COMMANDS[name] for name in ("deploy", "node-policy", "client-key", "helper-key")
-    },
-    "Reference": {
-        "list": "fedsim.cli.experiments:list_command",
-        "schema": "fedsim.cli.experiments:schema_command",
-    },
+    "Experiments": ("init", "validate", "plan", "curve", "run", "compare"),
+    "Results": ("report", "predict", "verify", "totals"),
+    "Attack": ("audit",),
+    "Deployment": ("deploy", "node-policy", "client-key", "helper-key"),
+    "Reference": ("list", "schema"),
+}
+_MODULES = {
+    "fedsim.cli.experiments": ("init", "validate", "plan", "run", "list", "schema"),
+    "fedsim.cli.compare": ("compare",),
+    "fedsim.cli.results": ("report", "predict", "verify"),
+}
+_PLACES = COMMANDS | {
+    name: f"{module}:{name}_command" for module, names in _MODULES.items() for name in names
 }
 
 
@@ -82,7 +73,7 @@ EXIT_CODES = {
 
 @click.group(
     cls=GroupedCommands,
-    commands=ByName[click.Command](dict(chain(*(names.items() for names in SECTIONS.values())))),
+    commands=ByName[click.Command]({name: _PLACES[name] for name in chain(*SECTIONS.values())}),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(fedsim.__version__, prog_name="fedsim")

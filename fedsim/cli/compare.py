@@ -97,7 +97,12 @@ def compare_command(
     if any(map(isdir, sources)):
         chosen = {name: options.pop(name) for name in _OF_RUNS}
         _refuse_options({**options, "select": select}, "run directories")
-        _compare_runs(sources, chosen, quiet=quiet, as_json=as_json)
+        with command_imports(quiet=quiet):
+            from fedsim.comparison.compare import compare_runs
+
+        if not quiet:
+            click.echo(f"checking {len(sources)} run directories", err=True)
+        _print(compare_runs(sources, **chosen), as_json=as_json)
         return
     file, *overrides = sources
     _refuse_other_files(file, overrides)
@@ -145,17 +150,6 @@ def _compare_variants(
         fail("interrupted; run the same command again to continue", ExitCode.INTERRUPTED)
     if result.failed:
         sys.exit(ExitCode.FAILED)
-
-
-def _compare_runs(
-    runs: Sequence[str], options: Mapping[str, Any], *, quiet: bool, as_json: bool
-) -> None:
-    with command_imports(quiet=quiet):
-        from fedsim.comparison.compare import compare_runs
-
-    if not quiet:
-        click.echo(f"checking {len(runs)} run directories", err=True)
-    _print(compare_runs(runs, **options), as_json=as_json)
 
 
 def _print(result: "ComparisonResult", *, as_json: bool) -> None:

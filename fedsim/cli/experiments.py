@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,7 @@ from fedsim.core.commands import INTERRUPTED, Interruption
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment, LoadedExperiment
+    from fedsim.experiment import Experiment
     from fedsim.starter.tables import TableExperiment
 
 _PIPED_WIDTH = 1000  # one line for each name, for grep
@@ -92,22 +92,15 @@ def _draft(
 
 
 def _draft_json(draft: "TableExperiment") -> dict[str, object]:
-    return {
-        "files": [str(draft.path)],
-        "rows": draft.rows,
-        "target": draft.target,
-        "clients": draft.clients,
-        "columns": {
-            column.name: {
-                "settings": column.settings
-                if column.settings is None or isinstance(column.settings, str)
-                else column.settings.model_dump(exclude_defaults=True),
-                "reason": column.reason,
-                "check": column.check,
-            }
-            for column in draft.columns
-        },
-    }
+    columns = dict[str, object]()
+    for column in draft.columns:
+        settings = column.settings
+        if settings is not None and not isinstance(settings, str):
+            settings = settings.model_dump(exclude_defaults=True)
+        facts = {"settings": settings, "reason": column.reason, "check": column.check}
+        columns[column.name] = facts
+    chosen = {"rows": draft.rows, "target": draft.target, "clients": draft.clients}
+    return {"files": [str(draft.path)], **chosen, "columns": columns}
 
 
 def _print_next(directory: str, *commands: str) -> None:
@@ -141,7 +134,16 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     loaded = load_experiment(file, overrides)
     content, lines = loaded.experiment.model_dump(mode="json"), list[str]()
     if with_data:
-        content, lines = _findings(loaded)
+        with command_imports():
+            from fedsim.planning.validation import check_data
+            from fedsim.report.progress import headline, notes, shown_phases, warnings
+
+        with shown_phases() as phases:
+            findings = check_data(loaded, phases=phases)
+        told, warned = notes(findings.federation), warnings(findings.federation)
+        content = {**findings.to_json(), "notes": told, "warnings": warned}
+        lines = [*headline(findings.federation), *findings.lines()]
+        lines += [*(f"note: {text}" for text in told), *(f"warning: {text}" for text in warned)]
     if as_json:
         print_json(content)
         return
@@ -150,20 +152,6 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     node = [] if digest is None else [f"  plugin_digests of a node's policy: {digest}"]
     for line in (*find_footprint(loaded).lines(), *node, *(f"  {line}" for line in lines)):
         click.echo(line)
-
-
-def _findings(loaded: "LoadedExperiment") -> tuple[dict[str, Any], list[str]]:
-    """Return the facts about the data of an experiment as a JSON value, and as lines of text."""
-    with command_imports():
-        from fedsim.planning.validation import check_data
-        from fedsim.report.progress import headline, notes, shown_phases, warnings
-
-    with shown_phases() as phases:
-        findings = check_data(loaded, phases=phases)
-    told, warned = notes(findings.federation), warnings(findings.federation)
-    lines = [*headline(findings.federation), *findings.lines()]
-    lines += [*(f"note: {text}" for text in told), *(f"warning: {text}" for text in warned)]
-    return {**findings.to_json(), "notes": told, "warnings": warned}, lines
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:
@@ -208,10 +196,9 @@ def plan_command(
 
     Exit code 3 if a privacy budget forbids the run.
     """
-    if advise and plot is not None:
-        raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
-    if advise and bounds is not None:
-        raise click.UsageError("--bounds belongs to the plan of FILE; call it without --advise")
+    for option, given in (("--plot", plot), ("--bounds", bounds)):
+        if advise and given is not None:
+            raise click.UsageError(f"{option} is of the plan of FILE; call it without --advise")
     with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import plan_experiment

@@ -12,7 +12,7 @@ import click
 from fedsim.cli.options import command_imports, fail, json_option, print_json
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
-from fedsim.core.text_formats import csv_text, finite_or_none
+from fedsim.core.text_formats import csv_text
 
 if TYPE_CHECKING:
     from fedsim.runs.saved_model import Predictions
@@ -83,6 +83,7 @@ def predict_command(
     their scores are printed beside it.
     """
     with command_imports():
+        from fedsim.planning.bounds import json_value
         from fedsim.runs.saved_model import predict
 
     if out is not None and Path(out).exists():
@@ -91,7 +92,7 @@ def predict_command(
     for line in _score_lines(predictions):
         click.echo(line, err=True)
     if as_json:
-        columns = {name: [*map(_finite, cells)] for name, cells in predictions.columns.items()}
+        columns = json_value(predictions.columns)
         print_json({"predictions": columns, "scores": predictions.scores})
         return
     rows = zip(*predictions.columns.values(), strict=True)
@@ -101,10 +102,6 @@ def predict_command(
     else:
         Path(out).write_text(text, encoding="utf-8")
         click.echo(f"{len(predictions):,} predictions: {out}", err=True)
-
-
-def _finite(cell: object) -> object:
-    return finite_or_none(cell) if isinstance(cell, float) else cell
 
 
 def _cell(cell: object) -> object:

@@ -1,5 +1,6 @@
 """Errors of an experiment file: one line with file, line and column for each mistake."""
 
+import json
 import math
 import re
 from collections.abc import Container, Iterable, Sequence
@@ -39,10 +40,8 @@ def shorten(text: str) -> str:
 
 def value_text(value: object) -> str:
     """Return a scalar as YAML text, or "a list" or "a mapping" for a value that contains others."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, dict | list):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind}" if value else f"an empty {kind}"

@@ -17,7 +17,7 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
-from fedsim.experiment.public_tables import TABLED, named_table, read_public_tables
+from fedsim.experiment.public_tables import named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
@@ -91,14 +91,15 @@ def load_experiment(
     problems: list[Problem] = []
     path = Path(source) if isinstance(source, str | Path) else None
     # First: mistakes in overrides are reported even if the file cannot be read.
-    parsed = [] if overrides in ((), []) else parse_overrides(overrides, problems)
+    parsed = parse_overrides(overrides, problems)
     if isinstance(source, Mapping):
         source = from_python(source, Location(""), problems)
-    read = _with_privacy_off(source if isinstance(source, Node) else read_yaml(source, problems))
-    _refuse_comparison(read, path, problems)
-    tree = read
-    if parsed:
-        tree = _with_privacy_off(apply_overrides(read, parsed, Experiment, problems))
+    tree = _with_privacy_off(source if isinstance(source, Node) else read_yaml(source, problems))
+    keys = tree.entries.keys()  # a comparison shares no key with an experiment
+    if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
+        message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
+        raise next(iter(tree.entries.values())).key.error(problems, message)
+    tree = _with_privacy_off(apply_overrides(tree, parsed, Experiment, problems))
     directory = Path(base) if base is not None else path.parent if path else Path()
     experiment, table = _check(tree, directory.absolute(), problems)
     return LoadedExperiment(experiment, path, directory.absolute(), table)
@@ -149,8 +150,7 @@ def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients
     known = ExperimentWithClients.of(experiment, number)
     before, after = (Sections.of(dict(sections), loaded.base) for sections in (experiment, known))
     source = Location("" if loaded.path is None else str(loaded.path))
-    messages = broken_rules(after, checked=before)
-    if problems := [source.problem(path, message) for path, message in messages]:
+    if problems := [source.problem(*each) for each in broken_rules(after, checked=before)]:
         raise ExperimentError(problems)
     return known
 
@@ -164,15 +164,6 @@ def _with_privacy_off(tree: Node) -> Node:
         return tree
     off = replace(entry, node=replace(entry.node, value=None))
     return replace(tree, value={**tree.entries, "privacy": off})
-
-
-def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -> None:
-    """Refuse a comparison file, which shares no key with an experiment file."""
-    keys = tree.entries.keys()
-    if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
-        first = next(iter(tree.entries.values())).key
-        message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
-        raise first.error(problems, message)
 
 
 def read_settings(path: Path) -> ExperimentWithClients:
@@ -232,9 +223,9 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment,
     if privacy is not None and privacy.node.empty:  # YAML reads a key without a value as null
         purpose = field_purpose(Experiment.model_fields["privacy"])
         problems += located(tree, [(("privacy",), f"no value; {purpose}")])
-    federation, named = sections.get("federation"), None
-    if isinstance(federation, FederationSettings) and isinstance(federation.participation, TABLED):
-        named = named_table(federation.participation)
+    federation, table = sections.get("federation"), None
+    if isinstance(federation, FederationSettings):
+        table = named_table(federation.participation)
         federation, mistakes = read_public_tables(federation, base)
         problems += located(tree, mistakes)
         sections["federation"] = federation
@@ -244,7 +235,7 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment,
     if problems or experiment is None:
         raise ExperimentError(problems)
     experiment = experiment.model_copy(update={"federation": federation})
-    table, number = named and named[1], experiment.data.partition.num_clients
+    number = experiment.data.partition.num_clients
     complete = experiment if number is None else ExperimentWithClients.of(experiment, number)
     return complete, table
 

@@ -17,7 +17,7 @@ from fedsim.experiment.errors import (
     path_text,
     value_text,
 )
-from fedsim.experiment.schema import NAME_PATTERN, Experiment
+from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.experiment.shapes import (
     Model,
     NameOrMapping,
@@ -76,7 +76,7 @@ _PATTERNS = {
 
 
 def validation_messages(
-    error: ValidationError, raw: object, model: Model = Experiment, prefix: KeyPath = ()
+    error: ValidationError, raw: object, model: Model, prefix: KeyPath = ()
 ) -> list[PathMessage]:
     """Return (key path, message) for every mistake that an error of pydantic lists.
 
@@ -193,18 +193,14 @@ class _MessageBuilder:
         if kind == "string_too_long":
             return path, f"must have at most {context['max_length']} characters"
         rule, words = _rule(details, shape, given)
-        by_tag = kind.startswith("union_tag")
-        if (
-            by_tag
-            and isinstance(shape, TaggedUnion)
-            and (shape.takes_name or isinstance(given, dict))
-        ):
+        if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
             section = shape.mapping(given)
-            tag_path = (*path, shape.tag) if isinstance(given, dict) else path
-            if shape.tag not in section:
-                return tag_path, f"missing; {any_of(shape.choices)}"
-            path, given = tag_path, section[shape.tag]
-            rule, words = _one_of(shape.choices), [*shape.choices, *shape.known]
+            path = (*path, shape.tag) if isinstance(given, dict) else path
+            if shape.tag in section:
+                given, words = section[shape.tag], [*shape.choices, *shape.known]
+                rule = _one_of(shape.choices)
+            elif isinstance(given, dict):
+                return path, f"missing; {any_of(shape.choices)}"
         return path, f"{rule}, got {value_text(given)}{did_you_mean(given, words)}"
 
     def _shape(self, path: KeyPath) -> Shape:

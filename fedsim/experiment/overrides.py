@@ -12,7 +12,7 @@ from fedsim.experiment.errors import (
     shorten,
     value_text,
 )
-from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
+from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape, chosen_shape
 from fedsim.experiment.yaml_loader import (
     MAX_DEPTH,
     Entry,
@@ -40,9 +40,8 @@ Overrides = Iterable[str | Override] | Mapping[str, object]
 def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Override]:
     """Return the parsed overrides in the given order.
 
-    Args:
-        overrides: new values, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`.
-        problems: list to which a problem is appended for each override that cannot be parsed.
+    They are new values, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`. A problem is
+    appended for each one that cannot be parsed.
     """
     if isinstance(overrides, str):  # one override, not its letters
         overrides = [overrides]
@@ -64,11 +63,8 @@ def apply_overrides(
     which other keys a section may have. If an override changes such a key, the keys that only the
     previous choice allows are removed. A new `model.name` removes the previous model's arguments.
 
-    Args:
-        root: the parsed content of the file; it is not changed.
-        overrides: the overrides to apply.
-        shape: the allowed keys of the whole file.
-        problems: list to which a problem is appended for each override that cannot be applied.
+    `shape` has the allowed keys of the whole file. A problem is appended for each override that
+    cannot be applied.
     """
     for override in overrides:
         try:
@@ -130,15 +126,22 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
     if node.value is not None and not isinstance(node.value, dict):
         raise _OverrideError(f"{path_text(done)} is a single value and has no keys")
     entries = node.value or {}
-    below = child_shape(_variant(entries, shape), key)
+    given = {name: entry.node.value for name, entry in entries.items()}
+    below = child_shape(chosen_shape(shape, given), key)
     former = entries[key].node if key in entries else Node(None, new.location)
     entry = Entry(new.location, _set(former, rest, (*done, key), new, below))
     changed = {**entries, key: entry}
     has_args = isinstance(shape, type) and {"name", "args"} <= shape.model_fields.keys()
     if isinstance(shape, TaggedUnion) and key == shape.tag:
-        changed = _drop_former_variant(changed, former, entry.node, shape)
+        before, after = shape.variant(former.value), shape.variant(entry.node.value)
+        if before is not None and after is not None:  # drop the keys that only the former has
+            gone = before.model_fields.keys() - after.model_fields.keys()
+            changed = _without(changed, gone, entry.node)
     elif has_args and key == "name" and former.value != entry.node.value:
-        changed = _drop_former_args(changed, entry.node)
+        args = changed.get("args")
+        if args is not None and isinstance(args.node.value, dict):
+            kept = _without(args.node.value, args.node.value.keys(), entry.node)
+            changed["args"] = replace(args, node=replace(args.node, value=kept))
     location = node.location if node.value is not None else new.location
     return replace(node, value=changed, location=location)
 
@@ -160,31 +163,6 @@ def _with_tag(node: Node, shape: Shape, key: str) -> Node:
     if not isinstance(name, str):
         return node
     return replace(node, value={shape.tag: Entry(node.location, replace(node, value=name))})
-
-
-def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:
-    if isinstance(shape, TaggedUnion):
-        return shape.variant(entries[shape.tag].node.value if shape.tag in entries else None)
-    return getattr(shape, "mapping", shape)
-
-
-def _drop_former_variant(
-    entries: dict[str, Entry], former: Node, chosen: Node, shape: TaggedUnion
-) -> dict[str, Entry]:
-    """Return the entries without the keys that only the previous variant has."""
-    before, after = shape.variant(former.value), shape.variant(chosen.value)
-    if before is None or after is None:
-        return entries
-    return _without(entries, before.model_fields.keys() - after.model_fields.keys(), chosen)
-
-
-def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entry]:
-    """Return the entries without `args` that come from another source than the chosen name."""
-    args = entries.get("args")
-    if args is None or not isinstance(args.node.value, dict):
-        return entries
-    kept = _without(args.node.value, args.node.value.keys(), chosen)
-    return {**entries, "args": replace(args, node=replace(args.node, value=kept))}
 
 
 def _without(entries: dict[str, Entry], keys: Collection[str], chosen: Node) -> dict[str, Entry]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
-from fedsim.experiment.errors import KeyPath, shorten
+from fedsim.experiment.errors import shorten
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules import check_file
 from fedsim.experiment.yaml_loader import MAX_DIGITS
@@ -28,11 +28,6 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
-TABLED = TraceParticipation, BufferedParticipation
-"""The settings of participation that may name a table."""
-
-_PARTICIPATION: KeyPath = ("federation", "participation")
-
 
 class _TableError(ValueError):
     """A table that cannot be used; the message names the line, the value and the rule."""
@@ -46,10 +41,9 @@ def read_public_tables(
     None if the file has mistakes; and a pair (key path in the experiment file, message) for each.
     """
     settings = federation.participation
-    named = named_table(settings)
-    if named is None:
+    path = named_table(settings)
+    if path is None:
         return federation, []
-    place, path = named
     mistake = check_file(path, base, ".csv")
     try:
         if mistake is None:
@@ -61,17 +55,14 @@ def read_public_tables(
         mistake = str(error.errors()[0]["msg"])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         mistake = f"cannot be read as a csv file: {error}"
-    return None, [(place, mistake)]
+    inner = ("durations",) if isinstance(settings, BufferedParticipation) else ()
+    return None, [(("federation", "participation", *inner, "path"), mistake)]
 
 
-def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return (key path, path) of the csv file that participation settings name, or None."""
-    place, path = _PARTICIPATION, None
-    if isinstance(settings, TraceParticipation):
-        path = settings.path
-    elif isinstance(settings, BufferedParticipation):
-        place, path = (*place, "durations"), getattr(settings.durations, "path", None)
-    return None if path is None else ((*place, "path"), path)
+def named_table(settings: ParticipationSettings) -> str | None:
+    """Return the path of the csv file that participation settings name, or None."""
+    source = getattr(settings, "durations", settings)
+    return getattr(source, "path", None)
 
 
 def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationSettings:

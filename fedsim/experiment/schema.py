@@ -1,7 +1,7 @@
 """Settings classes of a whole experiment file, and functions that write settings as YAML."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
@@ -27,28 +27,6 @@ from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
-
-
-class FederatedTask:
-    """Public facts about `task: federated`, in which clients train one global model in rounds.
-
-    `PateSettings` has the same attributes and methods for `task: pate`.
-    """
-
-    saves_derived_model = False  # the run saves the model that the server sends to clients
-    votes: Mapping[str, Any] | None = None  # content of `votes` in `privacy.json`
-
-    def ballots(self, rounds: int) -> None:
-        """Return None, as clients cast no votes in this task."""
-
-    def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return the work of a run in words: its rounds, and the steps or epochs of a round."""
-        if local.epochs is None:
-            length = count_text(local.given_steps, "step")
-        else:
-            length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
-        return f"{count_text(rounds, 'round')} of {length}"
-
 
 _HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -112,12 +90,10 @@ class Experiment(Settings):
 
         Trackers are excluded: they change no result, and no node runs them.
         """
-        dataset = self.data.dataset
-        data = dataset if isinstance(dataset, str) else ""
+        data, scheme = self.data.dataset, self.data.partition.scheme
         strategy = self.federation.algorithm.name
-        scheme = self.data.partition.scheme
         named = (data, scheme, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
-        return tuple(reference for reference in named if ":" in reference)
+        return tuple(name for name in named if isinstance(name, str) and ":" in name)
 
     @property
     def objects(self) -> tuple[PythonObject, ...]:
@@ -131,25 +107,27 @@ class Experiment(Settings):
         return None if chosen is None else tuple(chosen)
 
     @property
-    def test_group(self) -> str | None:
-        """Column of the data that divides the public test set into groups; None without groups."""
-        return None if self.evaluation is None else self.evaluation.group
-
-    @property
     def client_evaluation(self) -> EvaluationSettings | None:
         """Settings by which clients evaluate the model on their own data; None if they do not."""
         evaluation = self.evaluation
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
-    def task_facts(self) -> PateSettings | FederatedTask:
-        """The public facts of the clients' task: training a model, or voting (`task: pate`)."""
-        return FederatedTask() if self.pate is None else self.pate
+    def work(self) -> str:
+        """The work of a run in words: its rounds, and the queries or the length of a round."""
+        rounds, local = self.federation.rounds, self.local
+        if self.pate is not None:
+            return self.pate.work(rounds)
+        if local.epochs is None:
+            length = count_text(local.given_steps, "step")
+        else:
+            length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
+        return f"{count_text(rounds, 'round')} of {length}"
 
     @property
     def ballots(self) -> Ballots | None:
         """The plan of the votes of `task: pate`; None if clients train a global model."""
-        return self.task_facts.ballots(self.federation.rounds)
+        return None if self.pate is None else self.pate.ballots(self.federation.rounds)
 
     @property
     def release_kind(self) -> ReleaseKind:
@@ -169,8 +147,9 @@ class Experiment(Settings):
     @property
     def not_deployed(self) -> str:
         """The reason why this experiment cannot be deployed on real nodes; "" if it can."""
-        asked = KINDS["votes"] if self.task == "pate" else self.release_kind
-        return asked.not_deployed
+        return (
+            KINDS["votes"].not_deployed if self.task == "pate" else self.release_kind.not_deployed
+        )
 
     @property
     def holdout(self) -> float | None:
@@ -193,20 +172,14 @@ class Experiment(Settings):
 
         So if clients exchange only a part of the saved model, and for zeroth-order steps and PATE.
         """
-        lora = self.model.lora
+        lora, is_student = self.model.lora, self.pate is not None
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
-        makers = self.task_facts, self.local.gradient_facts
-        return is_merged or any(maker.saves_derived_model for maker in makers)
+        return is_merged or is_student or self.local.gradient_facts.saves_derived_model
 
     @property
     def has_server_noise(self) -> bool:
         """Whether the server adds the noise, so that a client's upload alone is not private."""
         return self.privacy is not None and self.privacy.trust.name == "central"
-
-    @property
-    def personal_models(self) -> str | None:
-        """The method by which clients make personal models; None if they make none."""
-        return None if self.personalization is None else self.personalization.method
 
     @field_validator("data", "model")
     @classmethod

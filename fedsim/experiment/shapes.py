@@ -60,9 +60,9 @@ class NameOrMapping:
 
 @dataclass(frozen=True)
 class ModelCollection:
-    """A kind of setting: a list or free-form mapping, whose items have one settings class."""
+    """A kind of setting: a list or free-form mapping, whose items have one shape."""
 
-    item: "Model | NameOrMapping"
+    item: "Shape"
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,10 @@ def shape_of(field: FieldInfo) -> Shape:
     literals = [option for option in options if get_origin(option) is Literal]
     if literals and len(options) > 1:
         return NumberOrWord(tuple(word for literal in literals for word in get_args(literal)))
-    if len(options) != 1 or get_origin(options[0]) not in (dict, list):
-        return None
-    *_, value = get_args(options[0])
-    models = [option for option in _options(value) if _is_model(option)]
-    if len(models) != 1:
-        return None
-    return ModelCollection(models[0] if value is models[0] else NameOrMapping(models[0]))
+    if len(options) == 1 and get_origin(options[0]) in (dict, list):
+        *_, item = get_args(options[0])
+        return ModelCollection(shape_of(FieldInfo.from_annotation(item)))
+    return None
 
 
 def chosen_shape(shape: Shape, value: object) -> Shape:

@@ -8,7 +8,6 @@ The location of a mistake is looked up in the tree by its key path. Nodes are im
 shared, as YAML aliases are.
 """
 
-import codecs
 import numbers
 import os
 import re
@@ -32,6 +31,7 @@ from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, shorten,
 MAX_DEPTH = 64
 MAX_SIZE = 100_000
 MAX_DIGITS = 1000  # Python prints at most 4,300 digits
+_BYTE_ORDER_MARK = "\ufeff"
 
 YamlScalar = None | bool | int | float | str
 
@@ -49,34 +49,19 @@ class Location:
         return Problem(self.source, self.line, self.column, path, message)
 
     def error(self, problems: list[Problem], message: str, path: KeyPath = ()) -> ExperimentError:
-        """Return the error that ends the reading, with all problems so far and one at this place.
-
-        Args:
-            problems: the problems so far.
-            message: what is wrong.
-            path: the keys from the top level to the mistake.
-        """
+        """Return the error that ends the reading: all problems so far, and one at this place."""
         return ExperimentError([*problems, self.problem(path, message)])
 
 
 @dataclass(frozen=True)
 class Node:
-    """A value of a YAML file: a scalar, a list or a mapping.
-
-    Attributes:
-        value: the scalar, or the children of a list or mapping.
-        location: the place where the value starts.
-        broken: whether a problem was reported for this node; problems that follow from it are not
-            reported.
-        size: number of nodes in the subtree, where each use of an alias counts.
-        empty: whether the value has no text in the file, which YAML reads as null.
-    """
+    """A value of a YAML file: a scalar, or the children of a list or a mapping."""
 
     value: "YamlScalar | list[Node] | dict[str, Entry]"
-    location: Location
-    broken: bool = False
-    size: int = 1
-    empty: bool = False
+    location: Location  # where the value starts
+    broken: bool = False  # a problem was reported; those that follow from it are not
+    size: int = 1  # number of nodes in the subtree, where each use of an alias counts
+    empty: bool = False  # no text in the file, which YAML reads as null
 
     @property
     def entries(self) -> "dict[str, Entry]":
@@ -142,13 +127,7 @@ def from_python(
 
     Tuples, paths and numpy scalars become lists, strings and numbers. As dataset, model or loss, a
     class, a function or arrays become a reference (`PythonObject`). Any other value that YAML
-    cannot express becomes a node that is marked as invalid (`broken`).
-
-    Args:
-        value: the Python value.
-        location: the location of all nodes.
-        problems: list to which a problem is appended for each invalid node.
-        path: the keys from the top level to the value.
+    cannot express becomes a node that is marked as invalid (`broken`), with a problem for it.
     """
     if len(path) > MAX_DEPTH:
         return _broken(location, problems, path, "nested too deeply")
@@ -157,10 +136,7 @@ def from_python(
     if value is None or isinstance(value, bool):
         return Node(value, location)
     if isinstance(value, numbers.Real):
-        number = _python_number(value)
-        if isinstance(number, str):
-            return _broken(location, problems, path, number)
-        return Node(number, location)
+        return _from_number(value, location, problems, path)
     refused = f"a {type(value).__name__} cannot be written in YAML"
     if (given := object_of(value)) is not None:
         if takes_object(path):
@@ -184,15 +160,16 @@ def from_python(
     return Node(text if isinstance(text, PythonObject) else str.__str__(text), location)
 
 
-def _python_number(value: numbers.Real) -> float | str:
-    """Return a number as Python's own, or what is wrong with it."""
-    if isinstance(value, numbers.Integral):
-        is_long = abs(int(value)) >= 10**MAX_DIGITS
-        return "number with too many digits" if is_long else int(value)
+def _from_number(
+    value: numbers.Real, location: Location, problems: list[Problem], path: KeyPath
+) -> Node:
+    if isinstance(value, numbers.Integral) and abs(int(value)) >= 10**MAX_DIGITS:
+        return _broken(location, problems, path, "number with too many digits")
     try:
-        return float(value)
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
     except OverflowError:
-        return "is too large for a number"
+        return _broken(location, problems, path, "is too large for a number")
+    return Node(number, location)
 
 
 def _from_mapping(
@@ -216,13 +193,6 @@ def grown(
     size: int, child: Node, location: Location, problems: list[Problem], path: KeyPath
 ) -> int:
     """Return the size of a collection with one more child.
-
-    Args:
-        size: number of nodes so far.
-        child: the new child.
-        location: the location of a problem.
-        problems: the problems so far, for the error.
-        path: the keys from the top level to the collection.
 
     Raises:
         ExperimentError: the collection is larger than `MAX_SIZE`, for example because it contains
@@ -272,14 +242,10 @@ _PARSER_MESSAGES = (
 def parse_yaml(
     content: str | bytes, source: str, problems: list[Problem], *, has_lines: bool = True
 ) -> Node:
-    """Return the values of a YAML document, each with its location.
+    """Return the values of a YAML document, each with its location in the file `source`.
 
-    Args:
-        content: text of the document; bytes must be UTF-8.
-        source: name of the file in messages.
-        problems: list to which mistakes are appended that do not stop the reading: a duplicate key
-            (the first one counts), a key that is not a string, a tag.
-        has_lines: whether locations have a line and a column.
+    Mistakes that do not stop the reading are appended to `problems`: a duplicate key (the first one
+    counts), a key that is not a string, a tag.
 
     Raises:
         ExperimentError: the text is not one YAML document; the error includes `problems`.
@@ -307,15 +273,12 @@ def core_scalar(text: str) -> YamlScalar:
 
 
 def _text(content: str | bytes, place: _Place, problems: list[Problem]) -> str:
-    if isinstance(content, bytes):
-        encoded = content.removeprefix(codecs.BOM_UTF8)
-        try:
-            text = encoded.decode()
-        except UnicodeDecodeError as error:
-            location = _after(encoded[: error.start].decode(), place)
-            raise location.error(problems, "the file is not UTF-8 text") from error
-    else:
-        text = content.removeprefix("\ufeff")
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode().removeprefix(_BYTE_ORDER_MARK)
+        raise _after(before, place).error(problems, "the file is not UTF-8 text") from error
+    text = text.removeprefix(_BYTE_ORDER_MARK)
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         location = _after(text[: forbidden.start()], place)

@@ -336,7 +336,7 @@ def _load(settings: Experiment, base: Path) -> FederatedData:
         seed=settings.seed,
         base=base,
         holdout=settings.holdout,
-        group=settings.test_group,
+        group=None if settings.evaluation is None else settings.evaluation.group,
         transform=FeaturePipeline(settings.model.features) if settings.model.features else None,
     )
 

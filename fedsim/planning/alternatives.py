@@ -29,7 +29,7 @@ from fedsim.federation.assembly import refuse_overspending, with_plans
 from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.settings import SCHEME
-from fedsim.noise.correlated.strategies import INDEPENDENT, NoiseStrategy
+from fedsim.noise.correlated.strategies import INDEPENDENT
 from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.planning.bounds import json_value
 from fedsim.server.participation.schedules import SeparatedSchedule
@@ -114,11 +114,9 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
     """
     privacy = privacy_of(loaded.experiment)
     own = privacy.trust.name, privacy.unit
-    if privacy.release_kind.local_trust_only:
-        return (_planned(federation, is_own=True),)
     return tuple(
         _planned(federation, is_own=True) if cell == own else plan_cell(loaded, federation, *cell)
-        for cell in CELLS
+        for cell in ((own,) if privacy.release_kind.local_trust_only else CELLS)
     )
 
 
@@ -290,17 +288,13 @@ def compare_correlations(
     )
     drawn, always = PoissonSampling(min(1.0, clients_per_round / clients)), PoissonSampling(1.0)
     whole = noise_of(always, 1)
-
-    def planned(name: str, scheme: str, z: float, strategy: NoiseStrategy) -> PlannedCorrelation:
-        error = z * strategy.prefix_error(rounds, momentum).rms
-        return PlannedCorrelation(name, scheme, z, error, momentum)
-
     correlated = strategies_for(turns, momentum)
-    return (
-        planned("none", "poisson", noise_of(drawn, rounds), INDEPENDENT),
-        planned("none", SCHEME, noise_of(always, turns.max_rounds), INDEPENDENT),
-        *(
-            planned(name, SCHEME, whole * each.sensitivity(turns), each)
-            for name, each in correlated
-        ),
+    rows = (
+        ("none", "poisson", noise_of(drawn, rounds), INDEPENDENT),
+        ("none", SCHEME, noise_of(always, turns.max_rounds), INDEPENDENT),
+        *((name, SCHEME, whole * each.sensitivity(turns), each) for name, each in correlated),
+    )
+    return tuple(
+        PlannedCorrelation(name, scheme, z, z * each.prefix_error(rounds, momentum).rms, momentum)
+        for name, scheme, z, each in rows
     )

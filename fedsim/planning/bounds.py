@@ -37,8 +37,7 @@ class CurveSchedule:
     @property
     def text(self) -> str:
         """Rate q, noise multiplier z and δ as text, such as `q = 0.01, z = 1, δ = 1e-05`."""
-        rate, noise = self.sampling_rate, self.noise_multiplier
-        return f"q = {rate:.4g}, z = {noise:.4g}, δ = {self.delta:g}"
+        return f"q = {self.sampling_rate:.4g}, z = {self.noise_multiplier:.4g}, δ = {self.delta:g}"
 
 
 @dataclass(frozen=True)

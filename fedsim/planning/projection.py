@@ -37,11 +37,7 @@ from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_
 
 
 def experiment_curves(
-    loaded: LoadedExperiment,
-    names: Sequence[str] | None = None,
-    *,
-    points: int = 1,
-    phases: Phases | None = None,
+    loaded: LoadedExperiment, names: Sequence[str], *, points: int, phases: Phases
 ) -> tuple[BoundCurve, ...]:
     """Return curves of ε over the number of steps, one for each kind of clients, without training.
 
@@ -52,7 +48,6 @@ def experiment_curves(
         ValueError: there is no such bound, or the experiment cannot be assembled.
     """
     bounds = choose_bounds(names, orders=privacy_of(loaded.experiment).accountant.orders)
-    phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("bounding ε")
     curves = tuple(
@@ -197,9 +192,13 @@ def plan_experiment(
     trained = [client for client in clients if client.steps] or clients
     middle = median_low(client.examples for client in trained)
     median = next(client for client in trained if client.examples == middle)
+    rho, adjacency = None, privacy.adjacency.name
+    if privacy.accountant.target_rho is not None:
+        plans = federation.plan.clients or ()
+        rho = max(zcdp_rho(plan.charges(0, plan.steps_to_take), adjacency) for plan in plans)
     plan = Plan(
         target_epsilon=privacy.target_epsilon,
-        rho=_largest_rho(federation, privacy),
+        rho=rho,
         clients=clients,
         median_client=median.client,
         refusal=budget_refusal(federation),
@@ -251,13 +250,6 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
     )
 
 
-def _largest_rho(federation: Federation, privacy: PrivacySettings) -> float | None:
-    if privacy.accountant.target_rho is None:
-        return None
-    plans, adjacency = federation.plan.clients or (), privacy.adjacency.name
-    return max(zcdp_rho(plan.charges(0, plan.steps_to_take), adjacency) for plan in plans)
-
-
 def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySettings) -> int | None:
     plan = (federation.plan.clients or ())[client]
     steps_after = partial(federation.plan.steps.steps_after, client)
@@ -297,8 +289,18 @@ def _changes(experiment: Experiment, examples: int) -> Iterator[tuple[str, dict[
     """Yield a change in words, and the overrides that make it."""
     privacy = privacy_of(experiment)
     draws_batches = privacy.release_kind.draws_batches
-    if draws_batches:
-        yield from _batches(experiment, privacy, examples)
+    rate_key, batch_key = "privacy.sampling.rate", "local.batch_size"
+    for factor, name in _FACTORS if draws_batches else ():
+        if privacy.sampling.rate is not None:
+            rate = min(1.0, privacy.sampling.rate * factor)
+            yield f"{name} the batch: {rate_key}={rate:g}", {rate_key: rate}
+        elif experiment.local.batch_size != "full":
+            batch = max(1, round(experiment.local.batch_size * factor))
+            yield f"{name} the batch: {batch_key}={batch}", {batch_key: batch}
+        elif factor < 1:
+            batch = max(1, round(examples * factor))
+            change = f"{name} the batch: a number for {batch_key}, sampling.rate={factor:g}"
+            yield change, {rate_key: factor, batch_key: batch}
     if privacy.accountant.orders is not None:
         key = "privacy.accountant.orders"
         yield f"the accountant's orders: {key}=null", {key: None}
@@ -310,20 +312,3 @@ def _changes(experiment: Experiment, examples: int) -> Iterator[tuple[str, dict[
         for sampling in sorted(SAMPLING_SCHEMES):
             if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
                 yield f"{key}={sampling}", {key: sampling}
-
-
-def _batches(
-    experiment: Experiment, privacy: PrivacySettings, examples: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    rate_key, batch_key = "privacy.sampling.rate", "local.batch_size"
-    for factor, name in _FACTORS:
-        if privacy.sampling.rate is not None:
-            rate = min(1.0, privacy.sampling.rate * factor)
-            yield f"{name} the batch: {rate_key}={rate:g}", {rate_key: rate}
-        elif experiment.local.batch_size != "full":
-            batch = max(1, round(experiment.local.batch_size * factor))
-            yield f"{name} the batch: {batch_key}={batch}", {batch_key: batch}
-        elif factor < 1:
-            batch = max(1, round(examples * factor))
-            change = f"{name} the batch: a number for {batch_key}, sampling.rate={factor:g}"
-            yield change, {rate_key: factor, batch_key: batch}

@@ -49,13 +49,12 @@ class Footprint:
 
 def find_footprint(loaded: LoadedExperiment) -> Footprint:
     """Return the code that an experiment would run and the files that it would read."""
-    experiment = loaded.experiment
-    dataset = experiment.data.dataset
+    experiment, base = loaded.experiment, loaded.base.resolve()
     code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
     named = [str(path) for path in data_files(experiment.data, loaded.base)]
     # A node asks about settings whose files are not read yet.
     unread = named_table(experiment.federation.participation)
-    single = (experiment.data.folder, loaded.table, unread and unread[1], experiment.model.init)
+    single = (experiment.data.folder, loaded.table, unread, experiment.model.init)
     named += [name for name in single if name is not None]
     budgets = {} if experiment.privacy is None else experiment.privacy.clients
     named += [entry.csv for entry in budgets.values() if entry.csv is not None]
@@ -65,9 +64,9 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     sources = (name.rpartition(":")[0] for name in code)
     named += [source for source in sources if source.endswith(".py")]
     files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
-    home = loaded.base.resolve()
-    outside = tuple(path for path in files if not path.is_relative_to(home))
-    fetched = experiment.data.args.get("name") if dataset == "huggingface" else None
+    outside = tuple(path for path in files if not path.is_relative_to(base))
+    is_hub = experiment.data.dataset == "huggingface"
+    fetched = experiment.data.args.get("name") if is_hub else None
     return Footprint(code, files, outside, () if fetched is None else (fetched,))
 
 

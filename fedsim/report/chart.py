@@ -16,7 +16,7 @@ SYMBOLS = "os^Dv<>"  # as matplotlib calls them; "_" and "|" are the caps of int
 TEXT_PIXELS = 11.5
 LINE_PIXELS = 15.0  # height of a line in headings and legends, and the least distance of two names
 _EM = 0.6  # width of a character, about, as a share of its font size
-EDGE = 4.0  # pixels between the end of the rules and the edge
+_EDGE = 4.0  # pixels between the end of the rules and the edge
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NEARLY = 1e-4
 _MARGIN = 0.05  # room between the points and each end of an axis, as a share of it
@@ -206,7 +206,7 @@ class Chart:
     width: float = 400.0  # of the whole drawing
     height: float = 224.0  # between the ends of the vertical axis
     top: float = 8.0  # above the chart
-    right: float = EDGE  # beside the last value; grid lines cross it
+    right: float = _EDGE  # beside the last value; grid lines cross it
     names: Sequence[tuple[str, Point, Ink]] = ()  # at the ends of lines, in their colours
     tips: Sequence[Tip] = ()  # sorted along the horizontal axis, or the vertical one if `across`
     across: bool = False  # a tooltip is shown anywhere in its row, instead of its column
@@ -219,9 +219,11 @@ class Chart:
         return self.top + self.height + self.x.height
 
     @property
-    def aside(self) -> float:
-        """Width of the labels at the ends of lines, on the right of the chart, in pixels."""
-        return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
+    def ends(self) -> Point:
+        """Where the values and where the grid lines end, from the left in pixels."""
+        aside = width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
+        right = self.width - aside  # the names of lines are beside the chart
+        return right - self.right, right - _EDGE
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:

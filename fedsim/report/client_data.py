@@ -55,15 +55,14 @@ def client_data_context(contents: RunContents) -> dict[str, Any] | None:
     }
 
 
-def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
-    """Return the accuracy on each client's held-out examples as text; None if not measured."""
+def held_out_accuracies(contents: RunContents) -> dict[int, str]:
+    """Return the accuracy on each client's held-out examples as text; empty if not measured."""
     rows = [] if contents.client_data is None else contents.client_data["clients"]
-    accuracies = {
+    return {
         row["client"]: metric_text("accuracy", sum(row["correct"]) / count)
         for row in rows
         if (count := sum(row.get("held_out", ())))
     }
-    return accuracies or None
 
 
 def _ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

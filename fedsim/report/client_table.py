@@ -1,7 +1,8 @@
-"""The report's table of clients, as HTML rows and as JSON for the page's script."""
+"""The report's tables of clients: all of them, also as JSON for the page's script, and failures."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,15 +11,18 @@ from operator import itemgetter
 
 from markupsafe import Markup
 
-from fedsim.core.formatting import count_text
-from fedsim.runs.client_columns import ClientRows, client_places
-from fedsim.statement import ClientFacts, Facts
+from fedsim.core.formatting import count_text, shortened
+from fedsim.report.client_data import held_out_accuracies
+from fedsim.report.contents import RunContents
+from fedsim.runs.client_columns import client_places
+from fedsim.statement import ClientFacts
 from fedsim.statement.guarantee import epsilon_heading
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
 MAX_BARS = 40  # clients above which a curve replaces the bars
 _NOTHING = "–"
+_MAX_REASON_CHARS = 301
 _IDENTITY = ("client", "name")
 
 CellValue = str | int
@@ -62,11 +66,18 @@ class ClientTable:
         return Markup(text)
 
 
-def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> ClientTable:
-    """Return the table of every client's privacy spend; of over 200, the largest ε come first.
+def client_table(contents: RunContents) -> ClientTable | None:
+    """Return the table of every client; of over 200, the largest ε come first. None if empty."""
+    if not contents.clients:
+        return None
+    # By client, the number of updates that never reached an average.
+    lost = Counter(entry["client"] for row in contents.rounds for entry in row["failed"])
+    make = _spend_table if contents.facts.is_private else _plain_table
+    return make(contents, lost)
 
-    `lost` has the number of charged updates that never reached an average, by client.
-    """
+
+def _spend_table(contents: RunContents, lost: Counter[int]) -> ClientTable:
+    facts, rows = contents.facts, contents.clients
     pairs, is_long = list(zip(rows, facts.clients, strict=True)), len(rows) > MAX_CLIENTS
     if is_long:
         pairs.sort(key=lambda pair: (-pair[1].epsilon, pair[1].client))
@@ -90,28 +101,21 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     return _make_table(headings, entries, sorted_by="epsilon" if is_long else "client")
 
 
-def plain_table(
-    rows: ClientRows,
-    rounds: Mapping[int, int],
-    lost: Mapping[int, int],
-    scores: Mapping[int, str] | None = None,
-) -> ClientTable:
-    """Return the table of clients for a federation without privacy.
-
-    By client, `rounds` has the number of averages with its updates, `lost` that of its other
-    updates, and `scores` the accuracy of the final model on its held-out examples, if measured.
-    """
-    shown = client_places("page", rows)
+def _plain_table(contents: RunContents, lost: Counter[int]) -> ClientTable:
+    """Return the table of clients for a federation without privacy."""
+    rounds = Counter(client for row in contents.rounds for client in row["participants"])
+    scores = held_out_accuracies(contents)
+    shown = client_places("page", contents.clients)
     headings = {name: shown[name].heading for name in _IDENTITY if name in shown}
-    if scores is not None:
+    if scores:
         headings["score"] = "held-out accuracy"
     headings |= {name: shown[name].heading for name in ("examples", "rounds")}
     entries: list[_Entry] = []
-    for row in rows:
+    for row in contents.clients:
         client = row["client"]
-        count, score = rounds.get(client, 0), (scores or {}).get(client, _NOTHING)
+        score, count = scores.get(client, _NOTHING), rounds[client]
         cells = {"examples": row["examples"], "rounds": count, "score": score}
-        notes = _last_notes(lost.get(client, 0), has_trained=count > 0)
+        notes = _last_notes(lost[client], has_trained=count > 0)
         entries.append((client, row.get("name"), cells, notes))
     return _make_table(headings, entries, sorted_by="client")
 
@@ -139,7 +143,7 @@ def _make_table(
 
 
 def _spend_notes(
-    client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int], loose: frozenset[int]
+    client: ClientFacts, lost: Counter[int], largest: frozenset[int], loose: frozenset[int]
 ) -> dict[str, str]:
     """Return the notes on a client's spend: withdrawal, lost updates, largest ε."""
     is_finite = not math.isinf(client.epsilon)
@@ -152,10 +156,21 @@ def _spend_notes(
     notes = {kind: kind for kind, is_marked in marks.items() if is_marked}
     if client.withdrawn_round is not None:
         notes["withdrew"] = f"withdrew in round {client.withdrawn_round:,}"
-    return notes | _last_notes(lost.get(client.client, 0), has_trained=client.has_charges)
+    return notes | _last_notes(lost[client.client], has_trained=client.has_charges)
 
 
 def _last_notes(lost: int, *, has_trained: bool) -> dict[str, str]:
     """Return the notes on lost updates, and on a client that never trained."""
     notes = {"lost updates": count_text(lost, "lost update")} if lost else {}
     return notes if has_trained else {**notes, "never trained": "never trained"}
+
+
+def incidents(contents: RunContents) -> list[tuple[int, int, str]]:
+    """Return (round, client, what happened) for all failures and withdrawals of clients, sorted."""
+    entries = [
+        (row["round"], entry["client"], before + shortened(str(entry["reason"]), _MAX_REASON_CHARS))
+        for row in contents.rounds
+        for before, listed in (("", row["failed"]), ("withdrew: ", row["withdrawn"]))
+        for entry in listed
+    ]
+    return sorted(entries, key=lambda entry: entry[:2])

@@ -15,8 +15,7 @@ from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
-from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION
-from fedsim.runs.recorded_figures import SCORES as FILE
+from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION, SCORES
 from fedsim.runs.records import absent_clients
 from fedsim.statement import Facts, RunFacts, read_facts
 
@@ -218,13 +217,12 @@ class Scores:
 
 def read_scores(directory: RunDirectory) -> Scores | None:
     """Return the scores in `scores.json`, if a run has it; a damaged file is a DamagedRunError."""
-    if not (directory.path / FILE).exists():
-        return None
-    content = directory.read_json(FILE)
+    content = RunFiles(directory).optional(SCORES)
     try:
-        return Scores.from_json(content)
+        return None if content is None else Scores.from_json(content)
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRunError.of(directory.path / FILE, f"no such scores: {error!r:.80}") from error
+        damage = f"no such scores: {error!r:.80}"
+        raise DamagedRunError.of(directory.path / SCORES, damage) from error
 
 
 def _lowest(heading: str, shares: Sequence[tuple[str, float]]) -> str:

@@ -13,19 +13,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from fedsim.core.errors import InputError
-from fedsim.report.chart import (
-    EDGE,
-    LINE_PIXELS,
-    SERIES,
-    Area,
-    Chart,
-    Dots,
-    Ink,
-    Line,
-    Mark,
-    Note,
-    Point,
-)
+from fedsim.report.chart import LINE_PIXELS, SERIES, Area, Chart, Dots, Ink, Line, Mark, Note, Point
 
 _SMALL_PIXELS = 11.0
 _CORNERS = {  # corners of each symbol, in units of its radius; "o" is a circle
@@ -44,8 +32,7 @@ class _Layout:
     """Converts the values of a chart into pixels."""
 
     def __init__(self, chart: Chart) -> None:
-        self._chart, right = chart, chart.width - chart.aside
-        self._left, self._right, self._end = chart.y.room, right - EDGE, right - chart.right
+        self._chart, self._left, (self._end, self._right) = chart, chart.y.room, chart.ends
         self._top, self._bottom = chart.top, chart.top + chart.height
 
     def placed(self) -> Iterator[Mark]:

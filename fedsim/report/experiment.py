@@ -1,6 +1,6 @@
 """The report's box "Experiment", which shows settings and sizes of a run in a few lines."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsim.core.formatting import count_text, range_text, shortened
@@ -15,17 +15,18 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
     partition = _call(_section(_section(settings, "data"), "partition"), "scheme")
     task = _name_of(settings.get("task"))
     lines = (
-        ("Task", "" if task in ("none", "federated") else task),
-        ("Data", _data(contents)),
-        ("Partition", ", ".join(part for part in (partition, sizes_text(contents)) if part)),
-        ("Model", _model(contents)),
-        ("Federation", _federation(contents)),
-        ("Local training", _local(contents)),
-        ("Privacy", _privacy(contents)),
-        ("Secure aggregation", _call(_section(settings, "secure_aggregation"), "protocol")),
-        ("Seed", _text(settings.get("seed"))),
+        ("Task", ", ", [] if task in ("none", "federated") else [task]),
+        ("Data", "; ", _data(contents)),
+        ("Partition", ", ", [partition, sizes_text(contents)]),
+        ("Model", "; ", _model(contents)),
+        ("Federation", ", ", _federation(contents)),
+        ("Local training", ", ", _local(contents)),
+        ("Privacy", ", ", _privacy(contents)),
+        ("Secure aggregation", ", ", [_call(_section(settings, "secure_aggregation"), "protocol")]),
+        ("Seed", ", ", [_text(settings.get("seed"))]),
     )
-    return [(label, shortened(text, _MAX_CHARACTERS)) for label, text in lines if text]
+    texts = ((label, between.join(filter(None, parts))) for label, between, parts in lines)
+    return [(label, shortened(text, _MAX_CHARACTERS)) for label, text in texts if text]
 
 
 def sizes_text(contents: RunContents) -> str:
@@ -44,19 +45,18 @@ def _sizes(contents: RunContents) -> list[int]:
     return [row["examples"] for row in contents.clients if row["examples"] is not None]
 
 
-def _data(contents: RunContents) -> str:
-    data, sizes = _section(contents.settings, "data"), contents.sizes
-    parts, counts = [_dataset(data)], _sizes(contents)
+def _data(contents: RunContents) -> Iterator[str]:
+    sizes, counts = contents.sizes, _sizes(contents)
+    yield _dataset(_section(contents.settings, "data"))
     if counts and contents.privacy["adjacency"] != "add_remove":
-        parts.append(f"{sum(counts):,} training examples")
+        yield f"{sum(counts):,} training examples"
     if "test_examples" in sizes:
-        parts.append(f"{sizes['test_examples']:,} public test examples")
+        yield f"{sizes['test_examples']:,} public test examples"
     if shape := sizes.get("input_shape"):
         numbers = " × ".join(f"{size:,}" for size in shape)
-        parts.append(f"inputs of {numbers}" if len(shape) > 1 else f"{numbers} features")
+        yield f"inputs of {numbers}" if len(shape) > 1 else f"{numbers} features"
     if sizes.get("num_classes"):
-        parts.append(f"{sizes['num_classes']:,} classes")
-    return "; ".join(part for part in parts if part)
+        yield f"{sizes['num_classes']:,} classes"
 
 
 def _dataset(data: Mapping[str, Any]) -> str:
@@ -67,41 +67,37 @@ def _dataset(data: Mapping[str, Any]) -> str:
     return _with_options(_text(dataset), data.get("args"))
 
 
-def _model(contents: RunContents) -> str:
+def _model(contents: RunContents) -> Iterator[str]:
     model, sizes = _section(contents.settings, "model"), contents.sizes
-    parts = [_with_options(_text(model.get("name")), model.get("args"))]
+    yield _with_options(_text(model.get("name")), model.get("args"))
     if model.get("features"):
-        parts.append("on " + ", ".join(_name_of(feature) for feature in model["features"]))
+        yield "on " + ", ".join(_name_of(feature) for feature in model["features"])
     if model.get("init"):
-        parts.append(f"from {_text(model['init'])}")
+        yield f"from {_text(model['init'])}"
     if (parameters := sizes.get("parameters")) is not None:
         trained = sizes.get("trained_parameters")
         words = "" if trained == parameters else f", {trained:,} trained"
-        parts.append(f"{parameters:,} parameters{words}")
+        yield f"{parameters:,} parameters{words}"
     if model.get("loss"):
-        parts.append(f"loss {_text(model['loss'])}")
-    return "; ".join(part for part in parts if part)
+        yield f"loss {_text(model['loss'])}"
 
 
-def _federation(contents: RunContents) -> str:
+def _federation(contents: RunContents) -> Iterator[str]:
     federation = _section(contents.settings, "federation")
     if not federation:
-        return ""
-    parts = [
-        f"{_text(federation.get('rounds'))} rounds of {_participants(contents, federation)}",
-        _name_of(federation.get("strategy")),
-        f"weights {_name_of(federation.get('weighting'))}",
-    ]
+        return
+    yield f"{_text(federation.get('rounds'))} rounds of {_participants(contents, federation)}"
+    yield _name_of(federation.get("strategy"))
+    yield f"weights {_name_of(federation.get('weighting'))}"
     participation = _section(federation, "participation")
     if participation.get("scheme") == "poisson":
-        parts.append("participation poisson")
+        yield "participation poisson"
     if participation.get("scheme") == "buffered":
         at_once, how = _text(participation.get("concurrency")), participation.get("durations")
         how = "by a table" if isinstance(how, Mapping) else _text(how).replace("_", "-")
-        parts.append(f"asynchronous ({at_once} train at once, durations {how})")
+        yield f"asynchronous ({at_once} train at once, durations {how})"
     if federation.get("ema_decay"):
-        parts.append(f"server averaging {_text(federation['ema_decay'])}")
-    return ", ".join(parts)
+        yield f"server averaging {_text(federation['ema_decay'])}"
 
 
 def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
@@ -120,48 +116,49 @@ def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
     return f"all {count:,} clients" if asked in (None, count) else f"{some} of {count:,} clients"
 
 
-def _local(contents: RunContents) -> str:
+def _local(contents: RunContents) -> Iterator[str]:
     local = _section(contents.settings, "local")
     if not local:
-        return ""
+        return
     length, epochs = count_text(int(local.get("steps") or 0), "step"), local.get("epochs")
     if epochs:
         length = f"{_text(epochs)} epoch{'' if epochs == 1 else 's'}"
     batch = "all" if local.get("batch_size") == "full" else _text(local.get("batch_size"))
-    parts = [f"{length} of {batch} examples", _call(local.get("optimizer") or {}, "name")]
+    yield f"{length} of {batch} examples"
+    yield _call(local.get("optimizer") or {}, "name")
     if (gradient := _name_of(local.get("gradient"))) not in ("none", "backward"):
-        parts.append(f"gradient {gradient}")
+        yield f"gradient {gradient}"
     if local.get("lr_schedule"):
-        parts.append(f"learning rate {_name_of(local['lr_schedule'])}")
+        yield f"learning rate {_name_of(local['lr_schedule'])}"
     if (local.get("augmentation_multiplicity") or 1) > 1:
-        parts.append(f"{_text(local['augmentation_multiplicity'])} augmentation_multiplicity")
-    return ", ".join(part for part in parts if part)
+        yield f"{_text(local['augmentation_multiplicity'])} augmentation_multiplicity"
 
 
-def _privacy(contents: RunContents) -> str:
+def _privacy(contents: RunContents) -> Iterator[str]:
     privacy, facts = _section(contents.settings, "privacy"), contents.facts
     if not facts.is_private:
-        return "none"
-    parts = [f"trust {facts.trust.trust}", f"unit {facts.trust.unit}"]
+        yield "none"
+        return
+    yield f"trust {facts.trust.trust}"
+    yield f"unit {facts.trust.unit}"
     if noises := [client.noise_multiplier for client in facts.clients]:
-        parts.append(f"noise multiplier {range_text(noises)}")
+        yield f"noise multiplier {range_text(noises)}"
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
     groups = _section(privacy, "clipping").get("groups") or {}
     bounds = [f"{name}: {_text(group.get('max_grad_norm'))}" for name, group in groups.items()]
     where = f"bounds of groups ({', '.join(bounds)})" if bounds else _text(bound)
     if (off := facts.mechanism.off_gradients) is not None:
         bound = _text(off.get("max_feature_norm"))
-        parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
+        yield f"mechanism {off.get('name')}, features of norm at most {bound}"
     elif bounds or bound is not None:  # votes have no bound
-        parts.append(f"clipping {_name_of(privacy.get('clipping'))} at {where}")
+        yield f"clipping {_name_of(privacy.get('clipping'))} at {where}"
     if (correlation := _name_of(privacy.get("noise_correlation"))) != "none":
-        parts.append(f"noise_correlation {correlation}")
+        yield f"noise_correlation {correlation}"
     if facts.kind.draws_batches:
-        parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
-    parts.append(f"accountant {_text(contents.privacy['accountant'])}")
+        yield f"sampling {_text(contents.privacy.get('sampling'))}"
+    yield f"accountant {_text(contents.privacy['accountant'])}"
     if orders := _section(privacy, "accountant").get("orders"):
-        parts.append(f"orders {_text(orders)}")
-    return ", ".join(parts)
+        yield f"orders {_text(orders)}"
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -175,14 +172,10 @@ def _call(section: Mapping[str, Any], key: str) -> str:
     name = section.get(key)
     if name is None:
         return ""
-    others = {k: v for k, v in section.items() if k != key and not _is_off(v)}
+    others = {k: v for k, v in section.items() if k != key and (v or v is False)}
     if key == "protocol":  # fields, deadlines and keys are of the protocol, not of the experiment
         others = {k: v for k, v in others.items() if k in ("aggregators", "min_clients")}
     return _with_options(_name_of(name), others, brackets=False)
-
-
-def _is_off(value: object) -> bool:
-    return value in (None, "", [], {}) or (value == 0 and not isinstance(value, bool))
 
 
 def _with_options(name: str, options: object, *, brackets: bool = True) -> str:

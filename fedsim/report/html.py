@@ -9,7 +9,7 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,18 +19,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.accountant.sampler_slack import sampler_slack
-from fedsim.core.formatting import (
-    clients_text,
-    delta_text,
-    epsilon_text,
-    least_epsilon_text,
-    metric_text,
-    percent_text,
-)
+from fedsim.core.formatting import clients_text, metric_text, percent_text
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
-from fedsim.report.client_data import answers_context, client_data_context, held_out_accuracies
-from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
+from fedsim.report.client_data import answers_context, client_data_context
+from fedsim.report.client_table import MAX_BARS, client_table, incidents
 from fedsim.report.contents import RunContents, read_contents, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
@@ -64,65 +57,28 @@ def recipe(contents: RunContents) -> Recipe | None:
     """Return a script that recomputes the federation's ε, which is the largest ε of any client.
 
     The result is None without privacy, if nothing was spent, or if dp-accounting has no counterpart
-    of an event in the ledger.
+    of the neighbours or of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
-    if not contents.facts.is_private or not spends:
+    relation = _RELATIONS.get(contents.privacy["adjacency"] or "")
+    if not contents.facts.is_private or not spends or relation is None:
         return None
-    spend = max(spends, key=lambda row: -1.0 if row["epsilon"] is None else row["epsilon"])
-    try:
-        script = "\n".join(_script(spend, contents.privacy))
-    except _NoCounterpartError:
-        return None
+    spend: Mapping[str, Any] = max(
+        spends, key=lambda row: -1.0 if row["epsilon"] is None else row["epsilon"]
+    )
+    ledgers: list[tuple[list[tuple[str, int]], float | None, float | None]] = []
+    for name in ("", "_against_server"):
+        if ledger := spend.get(f"ledger{name}"):
+            epsilon = spend.get(f"epsilon{name}")
+            slack = None if epsilon is None else sampler_slack(epsilon, spend["delta"]).epsilon
+            try:
+                ledgers.append((_merged(ledger), epsilon, slack))
+            except _NoCounterpartError:
+                return None
+    facts = {"spend": spend, "privacy": contents.privacy, "relation": relation}
+    values = {**facts, "ledgers": ledgers, "observers": OBSERVER_NAMES}
+    script = render_page("recipe.py.jinja", values).strip()
     return Recipe(spend["client"], script, spend.get("ledger_head"))
-
-
-def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[str]:
-    relation = _RELATIONS.get(privacy["adjacency"])
-    if relation is None:
-        raise _NoCounterpartError(f"no relation for {privacy['adjacency']!r}")
-    is_pld = privacy["accountant"] == "pld"
-    module, name = ("pld", "PLDAccountant") if is_pld else ("rdp", "RdpAccountant")
-    yield "# pip install dp-accounting"
-    yield "import dp_accounting as dp"
-    yield f"from dp_accounting.{module} import {name}"
-    orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
-    neighbours = f"neighboring_relation=dp.NeighboringRelation.{relation}"
-    accountant = f"accountant = {name}({orders}{neighbours})"
-    yield from _recomputation(accountant, spend["ledger"], spend["epsilon"], spend["delta"])
-    # All digits: two programs agree to some digits only, and a rounded number hides how many.
-    if privacy["accountant"] == "moments":
-        yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
-        yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
-    else:
-        is_shared = privacy["trust"] == "distributed"
-        observer = f", against {OBSERVER_NAMES['sums']}" if is_shared else ""
-        yield f"# privacy.json: {_in_full(spend['epsilon'])}{observer}"
-    if ledger := spend.get("ledger_against_server"):
-        epsilon = spend.get("epsilon_against_server")
-        yield from _recomputation(accountant, ledger, epsilon, spend["delta"])
-        yield f"# privacy.json: {_in_full(epsilon)}, against {OBSERVER_NAMES['server']}"
-
-
-def _recomputation(
-    accountant: str, ledger: list[dict[str, Any]], epsilon: float | None, delta: float
-) -> Iterator[str]:
-    """Yield code that computes ε from a ledger, with the noise sampler's slack at this ε."""
-    yield ""
-    yield accountant
-    for event, count in _merged(ledger):
-        yield f"accountant.compose({event}, {count})"
-    if epsilon is None:
-        yield f"print(accountant.get_epsilon({delta!r}))"
-        return
-    slack = sampler_slack(epsilon, delta).epsilon
-    yield f"slack = {slack!r}  # of the sampler, see docs/explain/proofs.md"
-    yield f"print(accountant.get_epsilon({delta!r} * (1 - 2**-14)) + slack)"
-
-
-def _in_full(epsilon: float | None) -> str:
-    infinite = "infinite, without noise or where nothing is proven of the sampler"
-    return infinite if epsilon is None else repr(epsilon)
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -197,13 +153,17 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (typeset, recall_text, metric_name, metric_text, epsilon_text, delta_text)
-    environment.filters |= {text.__name__: text for text in texts}
+    filters = (typeset, clients_text, metric_name, metric_text, percent_text, recall_text)
+    environment.filters |= {function.__name__: function for function in filters}
     return environment
 
 
 def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
+    shared = narrow_range(facts.clients)
+    is_stated = facts.is_private and facts.has_charges and not facts.objections
+    has_bars = is_stated and shared is None
+    targets = {client.target_epsilon for client in facts.clients}
     return {
         **headlines(contents),
         "facts": facts,
@@ -218,13 +178,14 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "client_data": client_data_context(contents),
         "answers": answers_context(contents),
         "personal": contents.personal,
-        "spend_plot": _spend_plot(facts),
-        "spend_caption": _spend_caption(facts),
-        "ties": _ties(facts),
+        "against": against_text(facts),
+        "shared": shared if facts.is_bounded else None,
+        "spend_plot": inline_svg(spend_chart(facts.clients)) if has_bars else None,
+        "has_marks": len(targets) > 1 and len(facts.clients) <= MAX_BARS,
         "num_certificates": len(certificates_of(facts)),
-        "table": _table(contents),
+        "table": client_table(contents),
         "recipe": recipe(contents),
-        "incidents": overview.incidents(contents),
+        "incidents": incidents(contents),
         "settings": contents.experiment_text,
         "environment": contents.environment,
         **script_context(_HERE / "report.js"),
@@ -255,53 +216,13 @@ def script_context(path: Path) -> dict[str, Any]:
 
 
 def _attack(facts: Facts) -> dict[str, Any] | None:
-    """Return the attack bounds as a table and two drawings; None without a guarantee."""
-    profile, attack, tied = facts.profile, facts.attack, facts.worst_clients
+    """Return the words and drawings of the bounds on attacks; None without a guarantee."""
+    profile, attack = facts.profile, facts.attack
     if not attack_bound.holds(facts) or profile is None or attack is None or not profile.curve:
         return None
-    all_tied = f"all {len(tied):,} clients" if len(tied) == len(facts.clients) else None
     return {
-        "client": profile.client,
         "sees": view_of(facts).sees,
         "question": question_of(facts),
-        "tied": (all_tied or clients_text(tied)) if len(tied) > 1 else None,
-        "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "profile_plot": inline_svg(profile_chart(profile)),
         "attack_plot": inline_svg(attack_chart(attack)),
     }
-
-
-def _table(contents: RunContents) -> ClientTable | None:
-    """Return the table of clients, if there are any."""
-    if not contents.clients:
-        return None
-    lost = Counter(entry["client"] for row in contents.rounds for entry in row["failed"])
-    if contents.facts.is_private:
-        return client_table(contents.facts, contents.clients, lost)
-    rounds = Counter(client for row in contents.rounds for client in row["participants"])
-    return plain_table(contents.clients, rounds, lost, held_out_accuracies(contents))
-
-
-def _ties(facts: Facts) -> str | None:
-    """Return the spend of all clients as text if it is nearly the same; else None."""
-    shared = narrow_range(facts.clients) if facts.is_bounded else None
-    if shared is None:
-        return None
-    low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
-    spent = f"nearly the same ε, from {low} to {high}"
-    if len(facts.worst_clients) == len(facts.clients):
-        spent = f"the same ε = {high}"
-    return f"All {len(facts.clients):,} clients spent {spent}{against_text(facts)}."
-
-
-def _spend_plot(facts: Facts) -> Markup | None:
-    is_stated = facts.is_private and facts.has_charges and not facts.objections
-    is_drawn = is_stated and not narrow_range(facts.clients)
-    return inline_svg(spend_chart(facts.clients)) if is_drawn else None
-
-
-def _spend_caption(facts: Facts) -> str:
-    targets = {client.target_epsilon for client in facts.clients}
-    has_marks = len(targets) > 1 and len(facts.clients) <= MAX_BARS
-    marks = "; a vertical mark is its own target" if has_marks else ""
-    return f"ε of each client{against_text(facts)}{marks}"

@@ -1,4 +1,4 @@
-"""The report's overview: headline figures, curves, failures of clients, times and environment."""
+"""The report's overview: headline figures, curves over rounds and costs, and times."""
 
 import math
 from collections import Counter
@@ -9,14 +9,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from fedsim.core.errors import InputError
-from fedsim.core.formatting import (
-    count_text,
-    delta_text,
-    duration_text,
-    epsilon_text,
-    metric_text,
-    shortened,
-)
+from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.chart import Chart
@@ -38,8 +31,6 @@ Drawings = list[tuple[str, Markup]]  # (caption, SVG drawing)
 
 def round_drawings(contents: RunContents) -> Drawings:
     """Return a drawing of each curve over the rounds: metrics, losses, ε and noise."""
-    if not contents.rounds:
-        return []
     over = over_rounds([row["round"] for row in contents.rounds])
     curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
     if contents.facts.is_bounded:
@@ -164,7 +155,6 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     )
 
 
-_MAX_REASON_CHARS = 301
 _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 
@@ -184,26 +174,13 @@ def cards(contents: RunContents) -> list[Card]:
     planned = contents.planned_rounds
     of = "" if planned is None else f"of {planned:,} planned"
     return [
-        _metric_card(contents),
-        *_held_out_cards(contents),
-        *_personal_cards(contents),
+        *_score_cards(contents),
         *_guarantee_cards(contents),
         *_recall_cards(contents),
         Card("Clients", f"{len(contents.clients):,}", sizes),
         Card("Rounds", f"{contents.summary['rounds']:,}", of),
         _time_card(contents),
     ]
-
-
-def incidents(contents: RunContents) -> list[tuple[int, int, str]]:
-    """Return (round, client, what happened) for all failures and withdrawals of clients, sorted."""
-    entries = [
-        (row["round"], entry["client"], before + shortened(str(entry["reason"]), _MAX_REASON_CHARS))
-        for row in contents.rounds
-        for before, listed in (("", row["failed"]), ("withdrew: ", row["withdrawn"]))
-        for entry in listed
-    ]
-    return sorted(entries, key=lambda entry: entry[:2])
 
 
 def _time_card(contents: RunContents) -> Card:
@@ -214,50 +191,40 @@ def _time_card(contents: RunContents) -> Card:
     return Card("Time", duration_text(seconds + setup), detail)
 
 
-def _metric_card(contents: RunContents) -> Card:
+def _score_cards(contents: RunContents) -> Iterator[Card]:
+    """Yield the cards of test metrics, of metrics on held-out examples, and of personal models."""
     if not contents.metrics:
-        return Card("Test metrics", "none", "no round was finished")
-    (name, value), *others = contents.metrics.items()
-    details = [f"{metric_name(key)} {metric_text(key, other)}" for key, other in others]
-    scores, kind = contents.scores, ""
-    if scores is not None:
-        details[:0] = [scores.baseline] if name == "test_accuracy" and scores.baseline else []
-        kind = "none" if scores.warnings else ""
-    return Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
+        yield Card("Test metrics", "none", "no round was finished")
+    else:
+        (name, value), *others = contents.metrics.items()
+        details = [f"{metric_name(key)} {metric_text(key, other)}" for key, other in others]
+        scores, kind = contents.scores, ""
+        if scores is not None:
+            details[:0] = [scores.baseline] if name == "test_accuracy" and scores.baseline else []
+            kind = "none" if scores.warnings else ""
+        yield Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
+    if contents.client_metrics:
+        (name, value), *_ = contents.client_metrics.items()
+        asked = contents.rounds[-1].get("evaluated")
+        clients, examples = (len(asked["clients"]), asked["examples"]) if asked else (0, 0)
+        detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
+        yield Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)
+    if contents.personal is not None and (scores := contents.personal["personal"]):
+        name = "accuracy" if "accuracy" in scores else next(iter(scores))
+        others = metric_text(name, contents.personal["global"][name])
+        detail = f"public data; global model {others} on the same held-out examples"
+        yield Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)
 
 
-def _recall_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the class with the lowest recall; empty in regression."""
+def _recall_cards(contents: RunContents) -> Iterator[Card]:
+    """Yield the card of the class with the lowest recall, among two or more."""
     scores = contents.scores
-    if scores is None or len(scores.by_recall) < 2:
-        return []
-    score = scores.by_recall[0]
-    count = count_text(score.examples, "example")
-    detail = f"{scores.noun} {quoted(score.name)}: {score.hits:,} of {count}"
-    kind = "none" if score.is_missed else ""
-    return [Card("Lowest recall", recall_text(score.recall), detail, kind)]
-
-
-def _held_out_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the clients' held-out metric; empty without evaluation by clients."""
-    if not contents.client_metrics:
-        return []
-    (name, value), *_ = contents.client_metrics.items()
-    evaluated = contents.rounds[-1].get("evaluated")
-    clients, examples = (len(evaluated["clients"]), evaluated["examples"]) if evaluated else (0, 0)
-    detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
-    return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
-
-
-def _personal_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the personal models; empty without scores on public data."""
-    if contents.personal is None or not contents.personal["personal"]:
-        return []
-    scores = contents.personal["personal"]
-    name = "accuracy" if "accuracy" in scores else next(iter(scores))
-    others = metric_text(name, contents.personal["global"][name])
-    detail = f"public data; global model {others} on the same held-out examples"
-    return [Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)]
+    if scores is not None and len(scores.by_recall) > 1:
+        score = scores.by_recall[0]
+        count = count_text(score.examples, "example")
+        detail = f"{scores.noun} {quoted(score.name)}: {score.hits:,} of {count}"
+        kind = "none" if score.is_missed else ""
+        yield Card("Lowest recall", recall_text(score.recall), detail, kind)
 
 
 _UNBOUNDED: Mapping[Outcome, Card] = {
@@ -268,18 +235,18 @@ _UNBOUNDED: Mapping[Outcome, Card] = {
 }
 
 
-def _guarantee_cards(contents: RunContents) -> list[Card]:
-    """Return a card for each certificate of an observer, after one with the reason for none."""
+def _guarantee_cards(contents: RunContents) -> Iterator[Card]:
+    """Yield a card for each certificate of an observer, after one with the reason for none."""
     facts = contents.facts
-    cards = [] if facts.is_bounded else [_UNBOUNDED[facts.outcome]]
+    if not facts.is_bounded:
+        yield _UNBOUNDED[facts.outcome]
     whom = f"largest of {count_text(len(facts.clients), 'client')}"
-    for certificate, epsilon in stated_certificates(facts):
-        label, detail = "Guarantee", f"at δ = {delta_text(certificate['delta'])}, {whom}"
+    for one in stated_certificates(facts):
+        label, detail = "Guarantee", f"at δ = {delta_text(one['delta'])}, {whom}"
         if not is_plain(facts):
-            label += f" against {OBSERVER_NAMES[certificate['against']]}"
+            label += f" against {OBSERVER_NAMES[one['against']]}"
             detail += f", for {unit_text(facts)}"
-        cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, "guarantee"))
-    return cards
+        yield Card(label, f"ε ≤ {epsilon_text(one['epsilon'])}", detail, "guarantee")
 
 
 def phases(contents: RunContents) -> list[tuple[str, str, float]]:

@@ -4,22 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from fedsim.core.formatting import (
-    clients_text,
-    count_text,
-    delta_text,
-    epsilon_text,
-    or_dash,
-    range_text,
-)
+from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text, range_text
 from fedsim.core.text_formats import csv_text
 from fedsim.planning.alternatives import OBSERVERS, PlannedCell, PlannedCorrelation
 from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.terminal import (
-    MAX_TABLE_CLIENTS,
     client_text,
     figure_table,
+    most_spent,
     print_sentence,
     print_table,
 )
@@ -126,8 +119,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     headings = ["client", *["examples"] * sizes, "q", "z", "rounds", "steps", "ε"]
     headings += ["budget", "affords", "until"] * budgets
     table = figure_table("Planned for each client", headings)
-    ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:MAX_TABLE_CLIENTS]
-    for client in sorted(ordered, key=lambda client: client.client):
+    shown = most_spent(plan.clients, [client.epsilon for client in plan.clients])
+    for client in shown:
         table.add_row(
             client_text(client.client, client.name),
             *[str(client.examples)] * sizes,
@@ -141,7 +134,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     notes = ["q: sampling rate; z: noise multiplier; ε: after all steps"]
     if budgets:
         notes.append("affords: number of rounds within the budget; until: last round of training")
-    notes += _largest_of(len(ordered), len(plan.clients))
+    notes += _largest_of(len(shown), len(plan.clients))
     notes += [] if plan.note is None else [plan.note]
     table.caption = "\n".join(notes)
     print_table(console, table)
@@ -169,8 +162,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 def _budget_cells(client: PlannedClient) -> list[str]:
     rounds, target = client.affordable_rounds, client.target_epsilon
-    affords = "any" if rounds is None else str(rounds)
-    return [or_dash(target), "–" if target is None else affords, str(client.last_round)]
+    if target is None:
+        return ["–", "–", str(client.last_round)]
+    return [f"{target:g}", "any" if rounds is None else str(rounds), str(client.last_round)]
 
 
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:

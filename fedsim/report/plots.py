@@ -10,6 +10,7 @@ from fedsim.core.formatting import (
     count_text,
     delta_text,
     epsilon_text,
+    least_epsilon_text,
     percent_text,
 )
 from fedsim.report.chart import (
@@ -59,12 +60,6 @@ class Over:
     text: Callable[[float], str]  # of a coordinate, such as "round 3"
     whole: bool = False  # only whole numbers are marked
 
-    def axis(self) -> Axis:
-        """Return the horizontal axis, which reaches from the first to the last coordinate."""
-        ends, few = (self.values[0], self.values[-1]), self.whole and len(self.values) <= 5
-        marked = self.values if few else ticks(*ends, whole=self.whole)
-        return Axis(*ends, {value: number_text(value) for value in marked}, self.label)
-
 
 def over_rounds(rounds: Sequence[int]) -> Over:
     """Return a horizontal axis whose coordinates are the numbers of rounds."""
@@ -102,9 +97,10 @@ class Curve:
             marks = [*target(self.target, self.target_text or f"target {self.target:g}"), *marks]
         tips = [Tip(x, y, f"{self.over.text(x)}: {self.text(y)}") for x, y in finite]
         ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
-        label, y = f"{self.label} over {self.over.label}, {ends}", self._axis(finite)
+        label, places = f"{self.label} over {self.over.label}, {ends}", self.over.values
+        x = number_axis((places[0], places[-1]), self.over.label, whole=self.over.whole)
         room = {"top": 12, "right": 14 + width_of([last])}
-        return Chart(label, self.over.axis(), y, marks, *_CURVE_PIXELS, **room, tips=tips)
+        return Chart(label, x, self._axis(finite), marks, *_CURVE_PIXELS, **room, tips=tips)
 
     def _axis(self, points: Sequence[Point]) -> Axis:
         aim = [] if self.target is None else [self.target]
@@ -122,12 +118,12 @@ def spend_chart(clients: Sequence[ClientFacts]) -> Chart:
     return draw(clients, "Epsilon spent by each client; the table below has every number")
 
 
-def narrow_range(clients: Sequence[ClientFacts]) -> tuple[float, float] | None:
-    """Return (smallest, largest) ε of several clients if they differ by at most 1 %, else None."""
+def narrow_range(clients: Sequence[ClientFacts]) -> tuple[str, str] | None:
+    """Return (smallest, largest) ε of several clients as text if they differ by 1 % at most."""
     epsilons = [client.epsilon for client in clients]
     if len(epsilons) < 2 or not min(epsilons) >= _SAME_SHARE * max(epsilons):
         return None
-    return min(epsilons), max(epsilons)
+    return least_epsilon_text(min(epsilons)), epsilon_text(max(epsilons))
 
 
 def common_target(clients: Sequence[ClientFacts]) -> float | None:
@@ -254,15 +250,9 @@ def line_chart(
 ) -> Chart:
     """Return a chart of lines over a common horizontal axis, with each line's name at its end.
 
-    Args:
-        lines: values of each line at `xs`, by name; a value that is None, not finite or not above
-            0 is left out.
-        xs: horizontal coordinates of all lines, ascending.
-        title: text above the chart, on one or several lines.
-        x_label: label of the horizontal axis.
-        y_label: label of the vertical axis, which is logarithmic.
-        log_x: whether the horizontal axis is logarithmic.
-        dotted: horizontal coordinates among `xs` at which lines have a dot; None means all.
+    `lines` has the values of each line at `xs`, which ascend; a value that is None, not finite or
+    not above 0 is left out. The vertical axis is logarithmic, and with `log_x` the horizontal one,
+    too. Lines have a dot at the coordinates `dotted` among `xs`; None means at all.
     """
     marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
     places = set(xs if dotted is None else dotted)

@@ -16,17 +16,8 @@ from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.text import Text
 
 from fedsim.core.commands import Phases
@@ -61,7 +52,7 @@ def headline(federation: Federation) -> list[str]:
     first = (
         f"{experiment.name}: {_clients(federation)} with "
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
+        f"{experiment.work}"
     )
     plans, privacy = federation.plan.clients, experiment.privacy
     if plans is None or privacy is None or experiment.not_private:
@@ -163,7 +154,7 @@ class PhaseDisplay:
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
         self._console, self._patience = console, patience
-        self._progress: Progress | None = None
+        self._progress: progress.Progress | None = None
         self._timer: Timer | None = None
 
     def show(self, name: str) -> None:
@@ -176,10 +167,10 @@ class PhaseDisplay:
         if not name:
             return
         if self._console.is_terminal:
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
+            self._progress = progress.Progress(
+                progress.SpinnerColumn(),
+                progress.TextColumn("{task.description}"),
+                progress.TimeElapsedColumn(),
                 console=self._console,
                 transient=True,
             )
@@ -213,15 +204,15 @@ class ProgressCallback:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._phase = PhaseDisplay(self._console)
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+        self._progress = progress.Progress(
+            progress.TextColumn("[bold]{task.description}"),
             _TimeLeft(),
-            BarColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[figures]}"),
+            progress.TimeElapsedColumn(),
             console=self._console,
         )
-        self._task: TaskID | None = None
+        self._task: progress.TaskID | None = None
         self._rounds, self._finished, self._start = 0, 0, monotonic()
         self._failures = Counter[tuple[int, str]]()
 
@@ -289,10 +280,10 @@ class ProgressCallback:
             self._progress.stop()
 
 
-class _TimeLeft(ProgressColumn):
+class _TimeLeft(progress.ProgressColumn):
     """Column of the progress bar with the time that is left; it counts down between rounds."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         """Return the text; empty before the first round."""
         end = task.fields["end"]
         return Text("" if end is None else _left_text(end))

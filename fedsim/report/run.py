@@ -1,6 +1,5 @@
 """`fedsim.run`: run an experiment, write its report, and show the result in a notebook."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +111,7 @@ def run(
             out=out,
             resume=resume,
             base=base,
-            callback=callback or (notebook_progress() if "IPython" in sys.modules else None),
+            callback=callback or notebook_progress(),
             engine=engine,
             add_pages=write_report,
         )

@@ -2,7 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
@@ -59,6 +60,7 @@ def print_sentence(console: Console, text: str, style: str | None = None) -> Non
 _MAX_WIDTH_CHARACTERS = 1000
 _MAX_NAME_CHARS = 30
 MAX_TABLE_CLIENTS = 25
+_Client = TypeVar("_Client")
 _ADVICE = (
     "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
     "larger local.optimizer.lr, more rounds"
@@ -99,6 +101,12 @@ def print_table(console: Console, table: Table) -> None:
 def _width(console: Console, table: Table) -> int:
     options = console.options.update(width=_MAX_WIDTH_CHARACTERS, markup=False)
     return Measurement.get(console, options, table).maximum
+
+
+def most_spent(clients: Sequence[_Client], epsilons: Sequence[float]) -> list[_Client]:
+    """Return the 25 clients with the largest ε, in the order of `clients`."""
+    falling = sorted(range(len(clients)), key=lambda place: -epsilons[place])
+    return [clients[place] for place in sorted(falling[:MAX_TABLE_CLIENTS])]
 
 
 def client_text(client: int, name: str | None) -> str:
@@ -149,9 +157,7 @@ def _privacy_table(contents: RunContents) -> Table:
     if "examples" in places and facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
-    spent = {client.client: client.epsilon for client in facts.clients}
-    ordered = sorted(clients, key=lambda row: -spent[row["client"]])
-    shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda row: row["client"])
+    shown = most_spent(clients, [client.epsilon for client in facts.clients])
     for spend in shown:
         cells = (str(place.text(spend.get(name))) for name, place in places.items())
         table.add_row(client_text(spend["client"], spend.get("name")), *cells)
@@ -169,31 +175,39 @@ def _privacy_table(contents: RunContents) -> Table:
     return table
 
 
-def _summary(contents: RunContents, waited: float | None) -> list[str]:
-    """Return the summary of a run: a line each on the run, the model and the guarantee."""
+def _summary(contents: RunContents, waited: float | None) -> Iterator[str]:
+    """Yield the summary of a run: lines on the run, the model, its clients and the guarantee."""
     summary, scores, lost = contents.summary, contents.scores, contents.facts.run.lost_updates
     reason = f": {summary['reason']}" if summary["status"] in ("stopped", "failed") else ""
+    rounds = count_text(summary["rounds"], "round")
+    yield f"{summary['name']}: {summary['status']} after {rounds} {_time(contents, waited)}{reason}"
     baseline = f" ({scores.baseline})" if scores is not None and scores.baseline else ""
-    metrics = ", ".join(
+    metrics = (
         f"{name.replace('_', ' ')} {metric_text(name, value)}"
         + baseline * (name == "test_accuracy")
         for name, value in contents.metrics.items()
     )
-    held_out = _figures(contents.client_metrics, "clients_")
+    yield ", ".join(metrics) or "no round finished"
+    if scores is not None:
+        yield from scores.lines
+    if held_out := _figures(contents.client_metrics, "clients_"):
+        yield f"on clients' held-out examples: {held_out}"
+    if (personal := contents.personal) is not None:
+        own, common = _figures(personal["personal"]), _figures(personal["global"])
+        figures = f"personal model {own}; global model {common}"
+        yield f"public data, on each client's own held-out examples: {figures}"
+    elif contents.privacy.get("personal_models") is not None:
+        yield (
+            "personal models: none was made or scored here; each client makes its own, on its own "
+            "machine, with fedsim.personalize and the final global model"
+        )
     left = len(contents.facts.withdrawn_clients)
     events = [f"{left} of {count_text(len(contents.clients), 'client')} withdrew"] * bool(left)
     events += [f"{count_text(lost, 'update')} lost"] * bool(lost)
-    return [
-        f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} "
-        f"{_time(contents, waited)}{reason}",
-        metrics or "no round finished",
-        *([] if scores is None else scores.lines),
-        *[f"on clients' held-out examples: {held_out}"] * bool(held_out),
-        *_personal_line(contents),
-        *[", ".join(events)] * bool(events),
-        *_failing_lines(contents),
-        guarantee_words(contents.facts),
-    ]
+    if events:
+        yield ", ".join(events)
+    yield from _failing_lines(contents)
+    yield guarantee_words(contents.facts)
 
 
 def _time(contents: RunContents, waited: float | None) -> str:
@@ -206,35 +220,18 @@ def _time(contents: RunContents, waited: float | None) -> str:
     return f"({hidden})" if waited is None else f"in {duration_text(waited)} ({hidden})"
 
 
-def _failing_lines(contents: RunContents) -> list[str]:
-    """Return a line for each client that failed repeatedly with the same reason."""
+def _failing_lines(contents: RunContents) -> Iterator[str]:
+    """Yield a line for each client that failed repeatedly with the same reason."""
     repeated = contents.summary.get("repeated_failures", [])
-    absent = contents.facts.run.absent_clients
-    lines = [
-        f"warning: client {failure['client']} failed in {count_text(failure['rounds'], 'round')}"
-        + (" and never took part" if failure["client"] in absent else "")
-        + f": {failure['reason']}"
-        for failure in repeated[:_MAX_FAILING]
-    ]
+    for failure in repeated[:_MAX_FAILING]:
+        is_absent = failure["client"] in contents.facts.run.absent_clients
+        failed = f"failed in {count_text(failure['rounds'], 'round')}"
+        failed += " and never took part" if is_absent else ""
+        yield f"warning: client {failure['client']} {failed}: {failure['reason']}"
     if len(repeated) > _MAX_FAILING:
-        lines.append(f"warning: {len(repeated) - _MAX_FAILING} more clients failed repeatedly")
-    return lines
+        yield f"warning: {len(repeated) - _MAX_FAILING} more clients failed repeatedly"
 
 
 def _figures(metrics: Mapping[str, float | None], prefix: str = "") -> str:
     """Return metrics as text, with names without a prefix."""
     return ", ".join(f"{k.removeprefix(prefix)} {metric_text(k, v)}" for k, v in metrics.items())
-
-
-def _personal_line(contents: RunContents) -> list[str]:
-    """Return a line on personal models: their scores, or how a client makes its model."""
-    if (scores := contents.personal) is not None:
-        own, common = _figures(scores["personal"]), _figures(scores["global"])
-        figures = f"personal model {own}; global model {common}"
-        return [f"public data, on each client's own held-out examples: {figures}"]
-    if contents.privacy.get("personal_models") is None:
-        return []
-    return [
-        "personal models: none was made or scored here; each client makes its own, on its own "
-        "machine, with fedsim.personalize and the final global model"
-    ]

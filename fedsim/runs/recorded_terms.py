@@ -25,7 +25,8 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 
     A `NotRequired` key of `PrivacyFile` is absent where it does not apply.
     """
-    privacy, personal_models = experiment.privacy, experiment.personal_models
+    privacy, personal = experiment.privacy, experiment.personalization
+    personal_models = None if personal is None else personal.method
     if privacy is None:
         unknown = dict.fromkeys(("adjacency", "accountant", "sampling", "clipping", "noise"))
         return {"trust": "local", "unit": "example", **unknown, "personal_models": personal_models}
@@ -36,7 +37,7 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
         "unit": privacy.unit,
         "sums": _sums(experiment, privacy),
         "participation": _participation(experiment),
-        "votes": experiment.task_facts.votes,
+        "votes": None if experiment.pate is None else experiment.pate.votes,
         "weighting": experiment.federation.weights.name if kind.protects_client else None,
         "adjacency": privacy.adjacency.name,
         "accountant": privacy.accountant.name,

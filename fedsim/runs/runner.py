@@ -1,8 +1,8 @@
 """Function that runs an experiment, from its file to a finished run directory."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,7 +108,15 @@ def run_experiment(
     path = Path(out) if out is not None else _default_path(loaded)
     try:
         recorder = (_resume if resume else _start)(loaded, path, parts)
-        return recorder.run()
+        with recorder.closing():
+            try:
+                with recorder.recording():
+                    parts.engine.execute(*recorder.apps())
+                result = recorder.conclude()
+            except KeyboardInterrupt as interrupt:
+                result = recorder.conclude_interrupted(interrupt)
+        recorder.raise_failure(result)
+        return result
     except OSError as error:
         cause = describe_os_error(error)
         if not (path / "experiment.yaml").exists():
@@ -187,7 +195,7 @@ def one_line(error: Exception) -> str:
 
 @dataclass
 class _Recorder:
-    """Runs a federation, and writes every round and the results at the end to the run directory.
+    """Writes every round and the results at the end to the run directory.
 
     `finished` has the files of the run to resume; None for a new run.
     """
@@ -208,40 +216,37 @@ class _Recorder:
             self._state = finished.state or self._state
             self._rows = finished.rounds[: self._state.round_number]
 
-    def run(self) -> RunResult:
-        """Run the rounds, write all files, unlock the run directory, and return the result.
-
-        An error that ended the rounds is raised when the files are written.
-        """
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Unlock the run directory after the block, and raise the first of several errors."""
         try:
-            result = self._run_or_interrupt()
-        except OSError as error:  # of several errors, the first is raised
+            yield
+        except OSError as error:
             raise self.outcome.failure or error from error
         finally:
             self.directory.unlock()
-        failure = self.outcome.failure
-        if isinstance(failure, FederationError):
-            raise RunFailedError(str(failure), result) from failure
-        if failure is not None:
-            raise failure
-        return result
 
-    def _run_or_interrupt(self) -> RunResult:
-        """Run the rounds and write the results; after Ctrl-C, those of the finished rounds."""
-        phases, engine = self.parts.phases, self.parts.engine
-        try:
-            if not self.parts.is_local:
-                phases.begin("starting the engine")
-            with engine.session():
-                self._make_directory()
-                phases.end()
-                self._execute(engine)
-            return self._conclude()
-        except KeyboardInterrupt as interrupt:
-            if not self.directory.is_locked:
-                raise  # there is no directory yet
-            self.outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
-            return self._conclude()
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Start the engine, make the directory, and record how the rounds in the block end."""
+        phases, callback = self.parts.phases, self.parts.callback
+        if not self.parts.is_local:
+            phases.begin("starting the engine")
+        with self.parts.engine.session():
+            self._make_directory()
+            phases.end()
+            try:
+                callback.started(self.federation, self.directory.path)
+                yield
+            except RoundError as error:  # not checkpointed: a resumed run repeats the round
+                with suppress(OSError):  # the disk may be full
+                    self._append(error.report)
+                    callback.round_finished(error.report.to_json())
+                self.outcome = _Outcome("failed", str(error), error)
+            except Exception as error:  # noqa: BLE001  raised when the files are written
+                self.outcome = _Outcome("failed", one_line(error), error)
+            finally:
+                callback.ended()
 
     def _make_directory(self) -> None:
         """Create the directory of a new run, or rewind a resumed one to its last checkpoint."""
@@ -260,7 +265,7 @@ class _Recorder:
         self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
-    def _apps(self) -> tuple[ServerApp, ClientApp, int]:
+    def apps(self) -> tuple[ServerApp, ClientApp, int]:
         """Return the server app, the client app and the number of nodes of the federation."""
         directory, federation = self.directory, self.federation
         server = server_app(
@@ -276,22 +281,6 @@ class _Recorder:
         from fedsim.federation.nodes import FederationClientApp
 
         return server, FederationClientApp(federation, directory.ledger), federation.num_nodes
-
-    def _execute(self, engine: Engine) -> None:
-        """Run the rounds and record how they end; tell the callback when they begin and end."""
-        callback = self.parts.callback
-        try:
-            callback.started(self.federation, self.directory.path)
-            engine.execute(*self._apps())
-        except RoundError as error:  # not checkpointed: a resumed run repeats the round
-            with suppress(OSError):  # the disk may be full
-                self._append(error.report)
-                callback.round_finished(error.report.to_json())
-            self.outcome = _Outcome("failed", str(error), error)
-        except Exception as error:  # noqa: BLE001  raised when the files are written
-            self.outcome = _Outcome("failed", one_line(error), error)
-        finally:
-            callback.ended()
 
     def _on_stop(self, reason: str) -> None:
         self.outcome = _Outcome("stopped", reason)
@@ -318,7 +307,7 @@ class _Recorder:
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
 
-    def _conclude(self) -> RunResult:
+    def conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
         self.directory.remove(FILE)  # an interrupt may end the run a second time
         phases = self.parts.phases
@@ -330,6 +319,21 @@ class _Recorder:
             self.parts.add_pages(self.directory)
         phases.end()
         return result
+
+    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> RunResult:
+        """Conclude a run after Ctrl-C, with the finished rounds."""
+        if not self.directory.is_locked:
+            raise interrupt  # there is no directory yet
+        self.outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
+        return self.conclude()
+
+    def raise_failure(self, result: RunResult) -> None:
+        """Raise the error that ended the rounds, if one did, after all files are written."""
+        failure = self.outcome.failure
+        if isinstance(failure, FederationError):
+            raise RunFailedError(str(failure), result) from failure
+        if failure is not None:
+            raise failure
 
     def _finish(self) -> RunResult:
         rows, federation, directory = self._rows, self.federation, self.directory

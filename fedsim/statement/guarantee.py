@@ -162,32 +162,29 @@ def absent_clients(facts: Facts) -> Said:
 @TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
     """Return the sentences that say against whom the guarantee holds."""
-    trust, adversary = facts.trust, view_of(facts).adversary
-    uploads, sends = "updates", "send any model"
+    trust, uploads, sends = facts.trust, "updates", "send any model"
     if facts.counts_votes:
         uploads, sends = "votes", "ask any query"
-    itself = (
-        f"A client is trusted with its own examples: the guarantee covers its {uploads} and "
-        "gives no protection from the client itself."
-    )
+    known = "and all participants"
+    if trust.participation_rate is not None:
+        known = "but not the participants of a round"
+    text = f"{view_of(facts).adversary}. It knows every setting {known}"
     if trust.trust == "distributed":
         recorded = (facts.secure_aggregation or {}).get("trust") or {}
         requires = recorded.get("privacy_requires") or "its trust assumption is not recorded"
-        return (
-            f"{adversary}. It knows every setting and all participants. The guarantee relies on "
-            f"the parties of secure aggregation ({requires}), and on all but "
-            f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
+        text += (
+            f". The guarantee relies on the parties of secure aggregation ({requires}), and on all "
+            f"but {count_text(trust.colluding_clients or 0, 'client')} of each sum."
         )
-    if trust.trust == "central":
-        drawn = trust.participation_rate is not None
-        known = "but not the participants of a round" if drawn else "and all participants"
-        return (
-            f"{adversary}. It knows every setting {known}, and may collude with all other clients. "
-            f"The server is trusted: it adds the noise. {itself}"
+    elif trust.trust == "central":
+        text += (
+            ", and may collude with all other clients. The server is trusted: it adds the noise."
         )
+    else:
+        text += f", may {sends}, and may collude with all other clients."
     return (
-        f"{adversary}. It knows every setting and all participants, may {sends}, and may collude "
-        f"with all other clients. {itself}"
+        f"{text} A client is trusted with its own examples: the guarantee covers its {uploads} and "
+        "gives no protection from the client itself."
     )
 
 
@@ -228,9 +225,8 @@ def released(facts: Facts) -> str:
     ledger = " and its ledger" if trust.participation_rate is None else ""
     return (
         f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
-        f"settings{bound}{ledger}. The server computes the global models from {source} "
-        "alone. Per-example gradients, training losses and batch sizes stay on the client. "
-        f"{failed}"
+        f"settings{bound}{ledger}. The server computes the global models from {source} alone. "
+        f"Per-example gradients, training losses and batch sizes stay on the client. {failed}"
     )
 
 
@@ -320,10 +316,10 @@ def supported_epsilon(facts: Facts | None) -> float | None:
     return facts.epsilon
 
 
-def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
-    """Return pairs (certificate, ε) for the guarantees that the recorded facts support."""
+def stated_certificates(facts: Facts) -> list[Certificate]:
+    """Return the certificates of a charged run whose ε the recorded facts support."""
     certificates = certificates_of(facts) if facts.has_charges else []
-    return [(one, epsilon) for one in certificates if (epsilon := one["epsilon"]) is not None]
+    return [one for one in certificates if one["epsilon"] is not None]
 
 
 def is_plain(facts: Facts) -> bool:
@@ -349,9 +345,9 @@ def unit_text(facts: Facts) -> str:
 def guarantee_words(facts: Facts) -> str:
     """Return the guarantee of a run in a few words, or the reason why it has none."""
     stated = [
-        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(certificate['delta'])}"
-        + ("" if is_plain(facts) else f" against {OBSERVER_NAMES[certificate['against']]}")
-        for certificate, epsilon in stated_certificates(facts)
+        f"within ε = {epsilon_text(one['epsilon'])} at δ = {delta_text(one['delta'])}"
+        + ("" if is_plain(facts) else f" against {OBSERVER_NAMES[one['against']]}")
+        for one in stated_certificates(facts)
     ]
     match facts.outcome:
         case "no privacy":

@@ -82,10 +82,7 @@ def active_server(facts: Facts) -> Said:
     ), {"unmet": unmet}
 
 
-@limit(
-    "Clients with far more examples than declared",
-    when=lambda facts: facts.sizes_are_declared,
-)
+@limit("Clients with far more examples than declared", when=lambda facts: facts.sizes_are_declared)
 def largest_clients(facts: Facts) -> Said:
     """Return the sentences saying up to which private size of a client ε holds."""
     most = most_examples(min(client.examples for client in facts.clients))
@@ -108,10 +105,7 @@ fixed_limit(
 )
 
 
-@limit(
-    "No amplification is claimed",
-    when=lambda facts: facts.trust.participation_rate is None,
-)
+@limit("No amplification is claimed", when=lambda facts: facts.trust.participation_rate is None)
 def no_amplification(facts: Facts) -> str:
     """Return the sentence saying that ε uses no amplification by client selection or shuffling."""
     if facts.trust.trust == "distributed":
@@ -170,9 +164,7 @@ fixed_limit(
 
 
 @limit(
-    "The run did not finish",
-    holds=is_private,
-    when=lambda facts: facts.run.status != "completed",
+    "The run did not finish", holds=is_private, when=lambda facts: facts.run.status != "completed"
 )
 def unfinished(facts: Facts) -> Said:
     """Return the sentence saying that the run did not end as planned."""

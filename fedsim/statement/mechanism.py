@@ -8,15 +8,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.noise.correlated.settings import OF_ROUNDS
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import (
-    Holds,
-    Row,
-    Said,
-    StatementTable,
-    is_charged,
-    is_private,
-    of_sums,
-)
+from fedsim.statement.sentence import Row, Said, StatementTable, is_charged, is_private, of_sums
 
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
@@ -33,15 +25,10 @@ _ADDS = {
     "sum",
     "central": "the server adds Gaussian noise {noise} once to the sum of all clients",
 }
-_ADDS_TO_UPDATE = {
+_ADDS_ONCE = {
     "local": "it adds",
     "distributed": "it adds its share of the noise,",
-    "central": "the server adds, once to the sum of all updates,",
-}
-_ADDS_TO_VOTES = {
-    "local": "adds",
-    "distributed": "adds its share of the noise,",
-    "central": "the server adds, once to the sum of all votes,",
+    "central": "the server adds, once to the sum of all {},",
 }
 _METHODS = {
     "pld": "privacy loss distributions, discretised (connect-the-dots) so that the result is an "
@@ -53,9 +40,9 @@ _METHODS = {
 _MAX_NAMED_ORDERS = 8
 
 
-def _charged(kind: str) -> Holds:
-    """Return a condition on facts: a client was charged for releases of a kind."""
-    return lambda facts: is_charged(facts) and facts.kind.name == kind
+def _charged(kind: str, facts: Facts) -> bool:
+    """Whether a client was charged for releases of a kind."""
+    return is_charged(facts) and facts.kind.name == kind
 
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
@@ -81,7 +68,7 @@ def _of_share(facts: Facts) -> str:
     return f" / √{trust.honest_clients}" if trust.trust == "distributed" else ""
 
 
-@mechanism("DP-SGD in every client", holds=_charged("dp_sgd"))
+@mechanism("DP-SGD in every client", holds=partial(_charged, "dp_sgd"))
 def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
     values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps", "max_grad_norm")
@@ -97,18 +84,18 @@ def dp_sgd(facts: Facts) -> Said:
     ), values
 
 
-@mechanism("One release of a whole update in a round", holds=_charged("client_update"))
+@mechanism("One release of a whole update in a round", holds=partial(_charged, "client_update"))
 def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values = _ranges(facts, "noise_multiplier", "rounds", "max_grad_norm")
-    adapted, bound = "", "S"
+    adapted, bound, adds = "", "S", _ADDS_ONCE.get(facts.trust.trust, "").format("updates")
     if facts.mechanism.clip_words.adaptation:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
         "A client trains with any number of steps and clips its whole update (new model minus "
-        f"global model) to L2 norm S. Then {_ADDS_TO_UPDATE.get(facts.trust.trust, '')} "
-        f"Gaussian noise of standard deviation z · S{_of_share(facts)}.{adapted} A round is one "
-        "release: local training has no noise, and its result leaves the client in this form only. "
+        f"global model) to L2 norm S. Then {adds} Gaussian noise of standard deviation z · "
+        f"S{_of_share(facts)}.{adapted} A round is one release: local training has no noise, and "
+        "its result leaves the client in this form only. "
         f"Here z = {range_text(values['noise_multiplier'])}, {bound} = "
         f"{_bound_text(values['max_grad_norm'])}, {_counts(values['rounds'], 'round')}."
     ), values
@@ -117,7 +104,7 @@ def client_update(facts: Facts) -> Said:
 def row_of(kind: ReleaseKind) -> Row:
     """Return the template of the sentence on a mechanism: `kind.title` and `kind.statement`."""
     name = kind.name.removesuffix("_perturbation")
-    return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _of_kind)
+    return Row(name, "mechanism", "fact", kind.title, partial(_charged, kind.name), _of_kind)
 
 
 def _of_kind(facts: Facts) -> Said:
@@ -139,21 +126,22 @@ def _of_kind(facts: Facts) -> Said:
 TABLE.extend(row_of(kind) for kind in KINDS.values() if kind.statement)
 
 
-@mechanism("Noisy votes on public queries", holds=_charged("votes"))
+@mechanism("Noisy votes on public queries", holds=partial(_charged, "votes"))
 def votes(facts: Facts) -> Said:
     """Return the sentences on the mechanism of the votes on public queries."""
     values = {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
-    adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
+    adds = _ADDS_ONCE.get(facts.trust.trust, _ADDS_ONCE["local"]).format("votes")
     return (
         "Each client trains a teacher on all of its examples, without noise, and keeps it. It "
-        f"votes for one class of each public query of a ballot, and {adds} Gaussian noise of "
-        f"standard deviation z · σ{_of_share(facts)} votes to each count. A check of "
-        f"{values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the queries that "
-        f"pass its threshold are answered in a vote, of at most {values['answers']:,} queries, "
-        f"with σ = {values['sigma']:g}. Here z = {range_text(values['noise_multiplier'])}. Each "
-        "query is charged as a Gaussian release with noise multiplier z · σ / √2, in the check and "
-        "again in the vote, also where it is not answered: the observer may see the whole noisy "
-        "histogram. No cost depends on the votes (the data-dependent bound of PATE is not used)."
+        f"votes for one class of each public query of a ballot, and {adds.removeprefix('it ')} "
+        f"Gaussian noise of standard deviation z · σ{_of_share(facts)} votes to each count. A "
+        f"check of {values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the "
+        "queries that pass its threshold are answered in a vote, of at most "
+        f"{values['answers']:,} queries, with σ = {values['sigma']:g}. Here z = "
+        f"{range_text(values['noise_multiplier'])}. Each query is charged as a Gaussian release "
+        "with noise multiplier z · σ / √2, in the check and again in the vote, also where it is "
+        "not answered: the observer may see the whole noisy histogram. No cost depends on the "
+        "votes (the data-dependent bound of PATE is not used)."
     ), values
 
 
@@ -237,8 +225,7 @@ def public_constants(facts: Facts) -> Said:
 
 
 @sampling(
-    "Sampling as it ran and as it was accounted for",
-    when=lambda facts: facts.kind.draws_batches,
+    "Sampling as it ran and as it was accounted for", when=lambda facts: facts.kind.draws_batches
 )
 def sampler(facts: Facts) -> Said:
     """Return the sentence on how batches were sampled, which is also what ε accounts for."""

@@ -12,15 +12,9 @@ from fedsim.accountant.accountants import AccountantName, choose_accountant
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust import Observer, is_explained_by_shares
+from fedsim.clients.mechanisms.conditions import ADJACENCIES
 from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of
-from fedsim.statement.facts import (
-    ACCOUNTANTS,
-    ADJACENCIES,
-    ClientFacts,
-    Facts,
-    MechanismFacts,
-    RunFacts,
-)
+from fedsim.statement.facts import ACCOUNTANTS, ClientFacts, Facts, MechanismFacts, RunFacts
 from fedsim.statement.trust_facts import TrustFacts
 
 

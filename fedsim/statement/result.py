@@ -19,10 +19,7 @@ budget = partial(TABLE.sentence, "budget", "fact")
 
 
 @TABLE.sentence(
-    "delta",
-    "fact",
-    "Why this δ",
-    when=lambda facts: not facts.clients_with_large_delta,
+    "delta", "fact", "Why this δ", when=lambda facts: not facts.clients_with_large_delta
 )
 def delta_below_one_in_n(facts: Facts) -> Said:
     """Return the sentences saying that every client's δ is below 1 / its number of examples."""
@@ -43,19 +40,15 @@ def delta_below_one_in_n(facts: Facts) -> Said:
         )
     else:
         text = (
-            "Every client's δ is below 1 / examples: δ times its number of examples is at most "
-            "{}. With this probability, δ alone would allow a client to publish one of its "
-            "examples."
+            "Every client's δ is below 1 / examples: δ times its number of examples is at most {}. "
+            "With this probability, δ alone would allow a client to publish one of its examples."
         )
     text = f"{text.format(percent_text(largest))} Keep it far below 100%."
     return text, {"largest_delta_times_examples": largest}
 
 
 @TABLE.sentence(
-    "delta",
-    "warning",
-    "δ is too large",
-    when=lambda facts: bool(facts.clients_with_large_delta),
+    "delta", "warning", "δ is too large", when=lambda facts: bool(facts.clients_with_large_delta)
 )
 def delta_too_large(facts: Facts) -> Said:
     """Return the sentences saying that a client's δ is at least 1 / its number of examples."""
@@ -101,9 +94,8 @@ def attack_bound(facts: Facts) -> Said:
     elif len(tied := facts.worst_clients) > 1:
         reach += f" The largest ε is that of {clients_text(tied)}; their curves may cross."
     return (
-        f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. "
-        f"At a false-positive rate of {rate}, the true-positive rate is at most {top}; {others}. "
-        f"{reach}"
+        f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. At a "
+        f"false-positive rate of {rate}, the true-positive rate is at most {top}; {others}. {reach}"
     ), {
         "true_positive_bounds": [
             {"false_positive_rate": rate, "bound": bound} for rate, bound in bounds
@@ -183,9 +175,8 @@ def nothing_hidden(facts: Facts) -> Said:
     """Return the sentence saying that secure aggregation ran without cryptography."""
     recorded = facts.secure_aggregation or {}
     return (
-        f"Updates were quantised and summed in plaintext (protocol "
-        f"{recorded.get('protocol')}, for comparison only): the server saw each of them. "
-        f"{_ON_ITS_OWN}"
+        f"Updates were quantised and summed in plaintext (protocol {recorded.get('protocol')}, for "
+        f"comparison only): the server saw each of them. {_ON_ITS_OWN}"
     ), recorded
 
 
@@ -269,11 +260,7 @@ def data_access(facts: Facts) -> str:
 
 
 @TABLE.sentence(
-    "recomputation",
-    "fact",
-    "Ledger",
-    holds=is_private,
-    when=lambda facts: facts.digest is not None,
+    "recomputation", "fact", "Ledger", holds=is_private, when=lambda facts: facts.digest is not None
 )
 def ledger(facts: Facts) -> Said:
     """Return the sentence on where charges are recorded, with the digest of all ledgers."""

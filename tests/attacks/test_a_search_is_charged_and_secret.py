@@ -87,7 +87,7 @@ class Runs:
             experiment=f"name: {variant}\n", environment={}, inputs={"data": self._data}
         )
         directory.unlock()
-        directory.write_bytes("model.safetensors", f"{variant} {score}".encode())
+        directory.write_text("model.safetensors", f"{variant} {score}")
         directory.write_json("summary.json", {"test_accuracy": score})
         ledger = PrivacyLedger().record(EVENT, self._spends)
         FileJournal(directory.ledger).append(Charge(0, 1, "0" * 64, 1, ledger, GENESIS))

@@ -16,12 +16,7 @@ from pydantic import ValidationError
 
 from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
-from fedsim.clients.privacy_settings import (
-    BoundedExamplesSettings,
-    GradientPerturbationSettings,
-    PrivacySettings,
-)
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.file_names import DATA_SUFFIXES
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten, value_text
@@ -34,7 +29,6 @@ from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
-from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 RoundSizes = tuple[int, int]
 """(fewest, most) clients of a non-empty round; expected numbers under Poisson sampling."""
@@ -42,15 +36,9 @@ RoundSizes = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sections:
-    """The valid sections of an experiment; a section is None if it is absent, null or has mistakes.
+    """The valid sections of an experiment; None for one that is absent, null or has mistakes."""
 
-    Attributes:
-        base: the directory that relative paths refer to.
-        mistaken: names of the sections with mistakes.
-        unit: the privacy unit, `privacy.unit` in the file, even if `privacy` has mistakes.
-    """
-
-    base: Path
+    base: Path  # to which relative paths refer
     data: DataSettings | None = None
     model: ModelSettings | None = None
     federation: FederationSettings | None = None
@@ -63,18 +51,12 @@ class Sections:
     pate: PateSettings | None = None
     faults: Sequence[FaultSettings] = ()
     runtime: RuntimeSettings | None = None
-    mistaken: Collection[str] = ()
-    unit: object = None
+    mistaken: Collection[str] = ()  # names of the sections with mistakes
+    unit: object = None  # `privacy.unit` in the file, even if `privacy` has mistakes
 
     @classmethod
     def of(cls, valid: Mapping[str, Any], base: Path, *, unit: object = None) -> "Sections":
-        """Return the sections of an experiment.
-
-        Args:
-            valid: the valid sections by name.
-            base: the directory that relative paths refer to.
-            unit: `privacy.unit` as written in the file.
-        """
+        """Return the sections of an experiment, from its valid sections by name."""
         known = {field.name: valid[field.name] for field in fields(cls) if field.name in valid}
         return cls(base, **known, mistaken=Experiment.model_fields.keys() - valid.keys(), unit=unit)
 
@@ -82,22 +64,6 @@ class Sections:
     def num_clients(self) -> int | None:
         """Number of clients; None if the file does not give it."""
         return None if self.data is None else self.data.partition.num_clients
-
-    @property
-    def perturbation(self) -> GradientPerturbationSettings | BoundedExamplesSettings | None:
-        """The mechanism without noisy gradients; None without privacy or with noisy gradients."""
-        chosen = None if self.privacy is None else self.privacy.mechanism
-        return None if chosen is None or chosen.name == GRADIENT_PERTURBATION else chosen
-
-    @property
-    def zeroth_order(self) -> ZerothOrderSettings | None:
-        """The settings of zeroth-order steps; None without them."""
-        return None if self.local is None else self.local.zeroth_order
-
-    @property
-    def is_pate(self) -> bool | None:
-        """Whether `task` is pate; None in a file without a word about PATE."""
-        return None if self.task != "pate" and self.pate is None else self.task == "pate"
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:
@@ -128,20 +94,14 @@ def example_keys_of_clients(privacy: PrivacySettings) -> Iterator[tuple[KeyPath,
 def mistake(line: str) -> PathMessage:
     """Return (key path, message) of a line `key.path: message`, as a person reads it.
 
-    Args:
-        line: the line; its keys are names without dots, spaces or colons.
+    The keys are names without dots, spaces or colons.
     """
     key, _, message = line.partition(": ")
     return tuple(key.split(".")), message
 
 
 def messages_at(path: KeyPath, message: str | None) -> Mistakes:
-    """Yield the pair (key path, message), unless the message is None.
-
-    Args:
-        path: the keys from the top level to the value.
-        message: the message; None means that there is no mistake.
-    """
+    """Yield the pair (key path, message), unless the message is None: there is no mistake."""
     if message is not None:
         yield path, message
 
@@ -188,10 +148,11 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 
 def check_file(path: str, base: Path, *suffixes: str) -> str | None:
-    """Return what is wrong with the path of a file, or None if the file can be used."""
-    if not path.lower().endswith(suffixes):
+    """Return what is wrong with the path of a file of some types, or None if it can be used."""
+    if suffixes and not path.lower().endswith(suffixes):
         return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
-    return _check_exists(path, base)
+    full = _absolute(path, base)
+    return None if os.path.isfile(full) else f"no such file: {full!r}"
 
 
 def check_folder(path: str, base: Path) -> str | None:
@@ -210,7 +171,7 @@ def _check_plugin(name: str, base: Path) -> str | None:
     if not _is_dotted_name(function):
         return form
     if where.endswith(".py"):
-        return _check_exists(where, base)
+        return check_file(where, base)
     if where.startswith((".", "/", "~")):
         return f"a plug-in file must end in '.py', got {shown}"
     return None if _is_dotted_name(where) else form
@@ -218,11 +179,6 @@ def _check_plugin(name: str, base: Path) -> str | None:
 
 def _is_dotted_name(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
-
-
-def _check_exists(path: str, base: Path) -> str | None:
-    full = _absolute(path, base)
-    return None if os.path.isfile(full) else f"no such file: {full!r}"
 
 
 def _absolute(path: str, base: Path) -> str:

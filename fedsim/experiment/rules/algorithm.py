@@ -3,7 +3,7 @@
 from pydantic import ValidationError
 
 from fedsim.algorithms.algorithm import Algorithm, algorithms
-from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.local_settings import SgdSettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import Mistakes
 from fedsim.experiment.rules import (
@@ -38,11 +38,7 @@ def check_algorithm(federation: FederationSettings, sections: Sections) -> Mista
 
 
 def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
-    """Return the built-in algorithm of a federation; None for a plug-in or invalid settings.
-
-    Args:
-        federation: the `federation` section, which names the algorithm.
-    """
+    """Return the built-in algorithm of a federation; None for a plug-in or invalid settings."""
     kind = algorithms().get(federation.algorithm.name)
     try:
         return None if kind is None else kind(federation.algorithm.options)
@@ -58,87 +54,51 @@ def check_least_clients(federation: FederationSettings, round_sizes: RoundSizes)
 
 
 def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
-    """Yield (key path, message) if rounds have fewer clients than the algorithm's proof needs.
-
-    Args:
-        algorithm: the federated algorithm.
-        name: the name of the algorithm in the file.
-        clients: the smallest number of clients of a round; 0 if no round has clients, which other
-            rules refuse.
-    """
-    if 0 < clients < algorithm.least_clients:
-        yield mistake(
-            f"federation.strategy: {name} needs at least {algorithm.least_clients} clients in a "
-            f"round with these settings, got {clients}; raise federation.clients_per_round"
-        )
+    """Yield (key path, message) if the smallest round has fewer clients than the proof needs."""
+    if 0 < clients < algorithm.least_clients:  # other rules refuse rounds without clients
+        needed = f"at least {algorithm.least_clients} clients in a round with these settings"
+        fix = "raise federation.clients_per_round"
+        yield mistake(f"federation.strategy: {name} needs {needed}, got {clients}; {fix}")
 
 
 def unmet_declarations(
     kind: type[Algorithm], federation: FederationSettings, sections: Sections
 ) -> Mistakes:
-    """Yield (key path, message) for settings that an algorithm declares unsupported.
-
-    Args:
-        kind: the class of the algorithm.
-        federation: the `federation` section, which names the algorithm.
-        sections: all valid sections of the file.
-    """
-    name = federation.algorithm.name
-    needs, privacy = _needs(kind), sections.privacy
+    """Yield (key path, message) for settings that an algorithm declares unsupported."""
+    name, privacy = federation.algorithm.name, sections.privacy
+    needs = "weighs clients by the steps that they took" if kind.weighs_steps else None
+    if kind.uses_each_update:
+        needs = "uses each client's model by itself"
     if needs is not None and sections.secure_aggregation is not None:
-        yield mistake(
-            f"federation.strategy: {name} {needs}, and secure_aggregation opens the sum alone; "
-            "remove secure_aggregation, or use another strategy"
-        )
+        why = f"{name} {needs}, and secure_aggregation opens the sum alone"
+        fix = "remove secure_aggregation, or use another strategy"
+        yield mistake(f"federation.strategy: {why}; {fix}")
     if needs is not None and privacy is not None and privacy.trust.name != "local":
-        yield mistake(
-            f"federation.strategy: {name} {needs}, and with trust: {privacy.trust.name} only sums "
-            "may be used; use trust: local, or another strategy"
-        )
-    if federation.participation.scheme == "buffered" and _follows_the_round(kind):
-        yield mistake(
-            f"federation.strategy: {name} sends more than the model to the clients of a round, and "
-            "clients of a buffer start in other rounds; use another strategy, or participation: "
-            "{scheme: uniform}"
-        )
+        why = f"{name} {needs}, and with trust: {privacy.trust.name} only sums may be used"
+        yield mistake(f"federation.strategy: {why}; use trust: local, or another strategy")
+    sends = any(value.to == "clients" for value in kind.wire) or kind.start is not Algorithm.start
+    if federation.participation.scheme == "buffered" and sends:
+        why = f"{name} sends more than the model to the clients of a round"
+        buffer = "clients of a buffer start in other rounds"
+        fix = "use another strategy, or participation: {scheme: uniform}"
+        yield mistake(f"federation.strategy: {why}, and {buffer}; {fix}")
     if kind.keeps_client_models and federation.ema_decay is not None:
-        yield mistake(
-            f"federation.ema_decay: averages global models, and with strategy {name} every client "
-            "has its own, which is scored; remove ema_decay"
-        )
+        why = f"with strategy {name} every client has its own, which is scored"
+        yield mistake(f"federation.ema_decay: averages global models, and {why}; remove ema_decay")
     private = kind.private_numbers()
     if private and privacy is not None:
-        yield mistake(
-            f"federation.strategy: {name} needs each client's {', '.join(private)}, a function of "
-            "its examples without noise, which no ε covers; use privacy: null, or another strategy"
-        )
-    if sections.local is not None:
-        yield from _check_local(kind, name, sections.local)
-
-
-def _follows_the_round(kind: type[Algorithm]) -> bool:
-    """Return whether clients receive server state of the start of their round besides the model."""
-    sends = any(value.to == "clients" for value in kind.wire)
-    return sends or kind.start is not Algorithm.start
-
-
-def _needs(kind: type[Algorithm]) -> str | None:
-    """Return why an algorithm needs more than a sum with planned weights; None if it does not."""
-    if kind.uses_each_update:
-        return "uses each client's model by itself"
-    return "weighs clients by the steps that they took" if kind.weighs_steps else None
-
-
-def _check_local(kind: type[Algorithm], name: str, local: LocalSettings) -> Mistakes:
-    optimizer = local.optimizer
+        why = f"{name} needs each client's {', '.join(private)}"
+        what = "a function of its examples without noise, which no ε covers"
+        fix = "use privacy: null, or another strategy"
+        yield mistake(f"federation.strategy: {why}, {what}; {fix}")
+    if sections.local is None:
+        return
+    optimizer = sections.local.optimizer
     plain = isinstance(optimizer, SgdSettings) and not optimizer.weight_decay
     if kind.needs_plain_sgd and not (plain and not getattr(optimizer, "momentum", 0.0)):
-        yield mistake(
-            f"local.optimizer: must be sgd without momentum and weight_decay with strategy {name}, "
-            f"which reads mean gradients off the clients' models, got {optimizer.name}"
-        )
+        rule = f"must be sgd without momentum and weight_decay with strategy {name}"
+        why = "which reads mean gradients off the clients' models"
+        yield mistake(f"local.optimizer: {rule}, {why}, got {optimizer.name}")
     elif kind.weighs_steps and not plain:
-        yield mistake(
-            f"local.optimizer: must be sgd without weight_decay with strategy {name}, whose "
-            f"formula is for sgd, got {optimizer.name}"
-        )
+        rule = f"must be sgd without weight_decay with strategy {name}, whose formula is for sgd"
+        yield mistake(f"local.optimizer: {rule}, got {optimizer.name}")

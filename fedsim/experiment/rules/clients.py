@@ -27,7 +27,7 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
-_UNIFORM = "use participation: {scheme: uniform}"
+_SCHEME = "participation: {scheme: uniform}"
 
 
 def check_participation(
@@ -41,11 +41,9 @@ def check_participation(
         charged = num_clients  # also those that were not drawn
     records = rounds * charged
     if records > MAX_LEDGER_RECORDS:
-        yield mistake(
-            f"federation.rounds: {rounds:,} rounds of {charged:,} clients are {records:,} records "
-            f"of the ledger, which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or "
-            "clients_per_round"
-        )
+        size = f"{rounds:,} rounds of {charged:,} clients are {records:,} records of the ledger"
+        most = f"which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or clients_per_round"
+        yield mistake(f"federation.rounds: {size}, {most}")
 
 
 def check_weighting(federation: FederationSettings, privacy: PrivacySettings) -> Mistakes:
@@ -57,37 +55,30 @@ def check_weighting(federation: FederationSettings, privacy: PrivacySettings) ->
     if is_client:
         why, other = "are part of what unit: client protects", ""
     own = ", size_power: 0" if weights.name == "examples_over_noise" else ""
-    yield mistake(
-        f"federation.weighting: '{weights.name}' would reveal client sizes, which {why}; use "
-        f"weighting: uniform{own}{other}"
-    )
+    what = f"'{weights.name}' would reveal client sizes"
+    yield mistake(f"federation.weighting: {what}, which {why}; use weighting: uniform{own}{other}")
 
 
 def check_shares(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
     """Yield (key path, message) for shares that rounds with so few clients do not allow."""
     share, (clients, most) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
-        yield mistake(
-            f"federation.weighting.max_share: must be at least 1/{clients}, the share of each of "
-            f"the {clients} clients of a round under equal weights, got {value_text(share)}; raise "
-            "it"
-        )
+        equal = f"the share of each of the {clients} clients of a round under equal weights"
+        rule = f"must be at least 1/{clients}, {equal}, got {value_text(share)}; raise it"
+        yield mistake(f"federation.weighting.max_share: {rule}")
     stragglers = federation.partial_work
     if stragglers is not None and stragglers.on_partial == "drop" and most < 1:
-        yield mistake(
-            f"federation.partial_work: share {stragglers.share:g} leaves out every client of a "
-            "round; lower it, or use on_partial: keep"
-        )
+        why = f"share {stragglers.share:g} leaves out every client of a round"
+        yield mistake(f"federation.partial_work: {why}; lower it, or use on_partial: keep")
 
 
 def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Mistakes:
     """Yield (key path, message) if `privacy.sampling.rate` is given for batches of all examples."""
     if privacy.sampling.rate is not None and local.batch_size == "full":
-        rate = value_text(privacy.sampling.rate)
-        yield mistake(
-            "privacy.sampling.rate: local.batch_size: full is a sampling rate of 1, and "
-            f"privacy.sampling.rate is {rate}; remove the rate, or write a number for batch_size"
-        )
+        given = value_text(privacy.sampling.rate)
+        why = f"local.batch_size: full is a sampling rate of 1, got {given}"
+        fix = "remove the rate, or write a number for batch_size"
+        yield mistake(f"privacy.sampling.rate: {why}; {fix}")
 
 
 def check_lr_schedule(local: LocalSettings, sections: Sections) -> Mistakes:
@@ -96,31 +87,26 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Mistakes:
     if local.lr_schedule is None:
         return
     if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_batches:
-        yield mistake(
-            f"local.lr_schedule: trust: {privacy.trust.name} plans the grid of all sums for one "
-            "learning rate; remove lr_schedule, or use trust: local"
-        )
+        why = f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate"
+        yield mistake(f"local.lr_schedule: {why}; remove lr_schedule, or use trust: local")
     for number in () if federation is None else (1, federation.rounds):
         rate = local.learning_rate(number)
         if rate <= 0.0:
-            yield mistake(
-                f"local.lr_schedule: the learning rate of round {number} is {rate:g}, and that "
-                "round would teach nothing at full cost; end the schedule later, or set a larger "
-                "eta_min or gamma"
-            )
+            why = f"the learning rate of round {number} is {rate:g}"
+            cost = "that round would teach nothing at full cost"
+            fix = "end the schedule later, or set a larger eta_min or gamma"
+            yield mistake(f"local.lr_schedule: {why}, and {cost}; {fix}")
             return
 
 
 def check_budgets(privacy: PrivacySettings, num_clients: int) -> Mistakes:
     """Yield (key path, message) for each budget whose client number does not exist."""
-    rule = _unknown_client(num_clients)
     for name, entry in privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
-        if is_client(name) and int(name) >= num_clients:
-            yield path, rule
+        if is_client(name):
+            yield from _unknown_client(path, int(name), num_clients)
         for position, member in enumerate(entry.members or ()):
-            if member >= num_clients:
-                yield (*path, "members", position), rule
+            yield from _unknown_client((*path, "members", position), member, num_clients)
 
 
 def check_budget_files(privacy: PrivacySettings, base: Path) -> Mistakes:
@@ -134,8 +120,7 @@ def check_faults(faults: list[FaultSettings], num_clients: int) -> Mistakes:
     """Yield (key path, message) for each injected fault whose client number does not exist."""
     for position, fault in enumerate(faults):
         for place, client in enumerate(fault.clients or ()):
-            if client >= num_clients:
-                yield ("faults", position, "clients", place), _unknown_client(num_clients)
+            yield from _unknown_client(("faults", position, "clients", place), client, num_clients)
 
 
 def check_stragglers(faults: list[FaultSettings], federation: FederationSettings) -> Mistakes:
@@ -146,11 +131,10 @@ def check_stragglers(faults: list[FaultSettings], federation: FederationSettings
             yield ("faults", position), rule
 
 
-def _unknown_client(clients: int) -> str:
-    return (
-        f"no such client; use a number from 0 to {clients - 1} "
-        f"(data.partition.num_clients is {clients})"
-    )
+def _unknown_client(path: KeyPath, client: int, clients: int) -> Mistakes:
+    if client >= clients:
+        fix = f"use a number from 0 to {clients - 1} (data.partition.num_clients is {clients})"
+        yield path, f"no such client; {fix}"
 
 
 def check_clients_of_scheme(
@@ -161,23 +145,27 @@ def check_clients_of_scheme(
     for key in ("groups", "concurrency", "buffer_size"):
         number = getattr(settings, key, None)
         if number is not None and number > num_clients:
-            yield mistake(
-                f"federation.participation.{key}: must be at most {num_clients}, the number of "
-                f"clients, got {number}"
-            )
+            rule = f"must be at most {num_clients}, the number of clients, got {number}"
+            yield mistake(f"federation.participation.{key}: {rule}")
     if isinstance(settings, CyclicParticipation) and settings.members is not None:
         yield from _check_members(settings, num_clients)
     elif isinstance(settings, SeparatedParticipation):
-        yield from _check_turns(settings, num_clients, round_sizes[1])
+        per_round = round_sizes[1]
+        most = max(1, num_clients // max(1, per_round))
+        if settings.rounds_apart is not None and settings.rounds_apart > most:
+            why = f"as {num_clients} clients take turns and each round has {per_round}"
+            rule = f"must be at most {most}, {why}, got {settings.rounds_apart}"
+            fix = "lower it, or federation.clients_per_round"
+            yield mistake(f"federation.participation.rounds_apart: {rule}; {fix}")
     elif isinstance(settings, TraceParticipation) and settings.availability is not None:
         yield from _check_trace(settings, federation.rounds, num_clients, round_sizes)
     elif isinstance(settings, BufferedParticipation):
         durations = settings.durations
         if isinstance(durations, DurationTable) and len(durations.values or ()) != num_clients:
-            yield mistake(
-                f"federation.participation.durations: has {len(durations.values or ())} durations "
-                f"for {num_clients} clients (data.partition.num_clients); write one for each client"
-            )
+            given = f"has {len(durations.values or ())} durations"
+            known = f"{num_clients} clients (data.partition.num_clients)"
+            path = "federation.participation.durations"
+            yield mistake(f"{path}: {given} for {known}; write one for each client")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
@@ -185,27 +173,17 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> Mi
     privacy, local, settings = sections.privacy, sections.local, federation.partial_work
     if settings is None:
         return
-    if federation.participation.scheme == "poisson" and privacy is not None:
-        yield mistake(
-            "federation.partial_work: names stragglers among the clients of a round, and private "
-            f"Poisson draws are secret; remove partial_work, or {_UNIFORM}"
-        )
     if settings.on_partial == "drop":
         return
     if local is not None and local.steps == 1:
-        yield mistake(
-            "federation.partial_work: a round of one step has no part; set local.steps to 2 or "
-            "more, or use on_partial: drop"
-        )
-    if (
-        privacy is not None
-        and privacy.noise == "secure"
-        and SAMPLING_SCHEMES[privacy.sampling.name].divides_rounds
-    ):
-        yield mistake(
-            "federation.partial_work: secure noise divides the examples anew in rounds of equal "
-            "length, and stragglers have shorter ones; use sampling: poisson, or on_partial: drop"
-        )
+        fix = "set local.steps to 2 or more, or use on_partial: drop"
+        yield mistake(f"federation.partial_work: a round of one step has no part; {fix}")
+    if privacy is None or privacy.noise != "secure":
+        return
+    if SAMPLING_SCHEMES[privacy.sampling.name].divides_rounds:
+        why = "secure noise divides the examples anew in rounds of equal length"
+        fix = "use sampling: poisson, or on_partial: drop"
+        yield mistake(f"federation.partial_work: {why}, and stragglers have shorter ones; {fix}")
 
 
 def _check_members(settings: CyclicParticipation, clients: int) -> Mistakes:
@@ -214,25 +192,12 @@ def _check_members(settings: CyclicParticipation, clients: int) -> Mistakes:
     members = {client for group in groups_of(settings, clients) for client in group}
     known = set(range(clients))
     if members - known:
-        yield mistake(
-            f"federation.participation.members: name client {min(members - known)}, and clients "
-            f"are 0 to {clients - 1} (data.partition.num_clients); remove it"
-        )
+        rule = f"clients are 0 to {clients - 1} (data.partition.num_clients)"
+        given = f"name client {min(members - known)}"
+        yield mistake(f"federation.participation.members: {given}, and {rule}; remove it")
     elif known - members:
-        yield mistake(
-            f"federation.participation.members: client {min(known - members)} is in no group; add "
-            "it to one"
-        )
-
-
-def _check_turns(settings: SeparatedParticipation, clients: int, per_round: int) -> Mistakes:
-    most = max(1, clients // max(1, per_round))
-    if settings.rounds_apart is not None and settings.rounds_apart > most:
-        yield mistake(
-            f"federation.participation.rounds_apart: must be at most {most}, as {clients} clients "
-            f"take turns and each round has {per_round}, got {settings.rounds_apart}; lower it, or "
-            "federation.clients_per_round"
-        )
+        why = f"client {min(known - members)} is in no group; add it to one"
+        yield mistake(f"federation.participation.members: {why}")
 
 
 def _check_trace(
@@ -243,15 +208,13 @@ def _check_trace(
     named = TraceSchedule(0, clients, clients, settings.availability or "").clients
     unknown = min((client for client in named if client >= clients), default=None)
     if unknown is not None:
-        yield mistake(
-            f"federation.participation: the trace names client {unknown}, and clients are 0 to "
-            f"{clients - 1} (data.partition.num_clients); remove it from the trace"
-        )
+        rule = f"clients are 0 to {clients - 1} (data.partition.num_clients)"
+        given = f"the trace names client {unknown}"
+        yield mistake(f"federation.participation: {given}, and {rule}; remove it from the trace")
     elif round_sizes == (0, 0):
-        yield mistake(
-            f"federation.participation: none of the {rounds} rounds has {settings.min_available} "
-            "available clients (min_available); lower it, or use another trace"
-        )
+        needed = f"{settings.min_available} available clients (min_available)"
+        why = f"none of the {rounds} rounds has {needed}"
+        yield mistake(f"federation.participation: {why}; lower it, or use another trace")
 
 
 def check_buffered_rounds(federation: FederationSettings, sections: Sections) -> Mistakes:
@@ -260,29 +223,23 @@ def check_buffered_rounds(federation: FederationSettings, sections: Sections) ->
     if federation.participation.scheme != "buffered":
         return
     if federation.clients_per_round is not None:
-        yield mistake(
-            "federation.clients_per_round: a buffered round has buffer_size clients; remove "
-            "clients_per_round, and set participation.buffer_size"
-        )
+        why = "a buffered round has buffer_size clients"
+        fix = "remove clients_per_round, and set participation.buffer_size"
+        yield mistake(f"federation.clients_per_round: {why}; {fix}")
+    scales = "the server scales each update of a buffer by its own staleness"
     if sections.secure_aggregation is not None:
-        yield mistake(
-            "federation.participation.scheme: the server scales each update of a buffer by its own "
-            "staleness, and secure_aggregation shows it sums only; remove secure_aggregation, or "
-            "use scheme: uniform"
-        )
+        why = f"{scales}, and secure_aggregation shows it sums only"
+        fix = "remove secure_aggregation, or use scheme: uniform"
+        yield mistake(f"federation.participation.scheme: {why}; {fix}")
     if privacy is None:
         return
     if privacy.trust.name != "local":
-        yield mistake(
-            "federation.participation.scheme: the server scales each update of a buffer by its own "
-            f"staleness, and trust: {privacy.trust.name} plans the noise of a sum without scales; "
-            "use trust: local, or scheme: uniform"
-        )
+        why = f"{scales}, and trust: {privacy.trust.name} plans the noise of a sum without scales"
+        fix = "use trust: local, or scheme: uniform"
+        yield mistake(f"federation.participation.scheme: {why}; {fix}")
     elif privacy.release_kind.server_learns_bound and privacy.clipping.name == "adaptive":
-        yield mistake(
-            "privacy.clipping: the bound is learnt from whole rounds, and clients of a buffer "
-            "start in other rounds; use clipping: flat, or participation: {scheme: uniform}"
-        )
+        why = "the bound is learnt from whole rounds, and clients of a buffer start in other rounds"
+        yield mistake(f"privacy.clipping: {why}; use clipping: flat, or {_SCHEME}")
 
 
 def check_poisson_draws(federation: FederationSettings, sections: Sections) -> Mistakes:
@@ -291,32 +248,31 @@ def check_poisson_draws(federation: FederationSettings, sections: Sections) -> M
     if federation.participation.scheme != "poisson":
         return
     if sections.secure_aggregation is not None:
-        yield mistake(
-            "federation.participation.scheme: the parties of secure_aggregation see who takes part "
-            "in a sum, and a draw may take fewer than min_clients; remove secure_aggregation, or "
-            "use scheme: uniform"
-        )
+        why = "the parties of secure_aggregation see who takes part in a sum"
+        few = "a draw may take fewer than min_clients"
+        fix = "remove secure_aggregation, or use scheme: uniform"
+        yield mistake(f"federation.participation.scheme: {why}, and {few}; {fix}")
     if privacy is None:
         return
     if "drawn_clients" in unmet(privacy.choices(draws_clients=True)):
-        yield mistake(
-            "federation.participation.scheme: a secret draw of clients protects a client from "
-            f"whoever sees the models, and here trust is {privacy.trust.name} and unit "
-            f"{privacy.unit}; use trust: central with unit: client, or scheme: uniform"
-        )
-    if federation.deadline is not None:
-        yield mistake(
-            "federation.deadline: a reply that is late shows that its client was drawn, and the "
-            f"draw is secret; remove deadline, or {_UNIFORM}"
-        )
-    if federation.min_participants > 1:
-        yield mistake(
-            "federation.min_participants: a run that ends when few updates came shows how many "
-            f"clients were drawn, and the draw is secret; remove min_participants, or {_UNIFORM}"
-        )
+        why = "a secret draw of clients protects a client from whoever sees the models"
+        given = f"here trust is {privacy.trust.name} and unit {privacy.unit}"
+        fix = "use trust: central with unit: client, or scheme: uniform"
+        yield mistake(f"federation.participation.scheme: {why}, and {given}; {fix}")
+    telling = {
+        "deadline": (federation.deadline, "a reply that is late shows that its client was drawn"),
+        "min_participants": (
+            federation.min_participants > 1,
+            "a run that ends when few updates came shows how many clients were drawn",
+        ),
+        "partial_work": (federation.partial_work, "names stragglers among the clients of a round"),
+    }
+    for key, (is_set, why) in telling.items():
+        if is_set:
+            fix = f"remove {key}, or use {_SCHEME}"
+            yield ("federation", key), f"{why}, and private Poisson draws are secret; {fix}"
     if privacy.on_exhausted != "refuse":
-        yield mistake(
-            f"privacy.on_exhausted: {privacy.on_exhausted} needs clients that charge themselves, "
-            "and a secret draw charges all of them for every round; use on_exhausted: refuse, or "
-            "participation: {scheme: uniform}"
-        )
+        why = f"{privacy.on_exhausted} needs clients that charge themselves"
+        draw = "a secret draw charges all of them for every round"
+        fix = f"use on_exhausted: refuse, or {_SCHEME}"
+        yield mistake(f"privacy.on_exhausted: {why}, and {draw}; {fix}")

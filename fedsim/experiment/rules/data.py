@@ -10,11 +10,12 @@ from fedsim.core.metrics import (
     METRICS,
     TASK_OF_LOSS,
     TaskName,
+    computed_metrics,
     metric_key,
     wrong_task,
 )
 from fedsim.core.python_objects import PythonObject, file_instead
-from fedsim.data.catalog import DATASETS
+from fedsim.data.catalog import DATASETS, DatasetEntry
 from fedsim.data.file_names import DATA_SUFFIXES, TABLE_SUFFIXES, TooManyFilesError, matching_files
 from fedsim.data.settings import (
     ColumnPartition,
@@ -59,30 +60,26 @@ def check_data(data: DataSettings, base: Path) -> Mistakes:
         yield from _check_file_dataset(data, data.dataset, base)
         return
     yield from messages_at(_DATASET, check_name(data.dataset, "dataset", DATASETS, base))
-    if data.dataset in DATASETS:
-        yield from _check_built_in(data, data.dataset, base)
-
-
-def _check_built_in(data: DataSettings, name: str, base: Path) -> Mistakes:
-    entry = DATASETS[name]
-    yield from _check_group(data, name)
+    entry = DATASETS.get(data.dataset)
+    if entry is None:
+        return
+    yield from _check_group(data, entry)
     if entry.args.model_fields:
         yield from args_messages(data.args, entry.args, _ARGS)
         if data.folder is not None:
             yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
     elif data.args:
-        yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
+        yield _ARGS, f"the built-in dataset {data.dataset!r} takes no arguments; remove args"
 
 
-def _check_group(data: DataSettings, name: str) -> Mistakes:
-    groups, wanted = DATASETS[name].groups, group_column(data.partition)
+def _check_group(data: DataSettings, entry: DatasetEntry) -> Mistakes:
+    groups, wanted = entry.groups, group_column(data.partition)
     if groups is None or wanted is None or wanted in groups:
         return
     fix = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
     key = "column" if data.partition.scheme == "column" else "args.partition_by"
-    yield mistake(
-        f"data.partition.{key}: {name} has no column {wanted!r} that names clients; {fix}"
-    )
+    why = f"{data.dataset} has no column {wanted!r} that names clients"
+    yield mistake(f"data.partition.{key}: {why}; {fix}")
 
 
 def _check_images(data: DataSettings) -> Mistakes:
@@ -109,10 +106,8 @@ def _check_partition(data: DataSettings, base: Path) -> Mistakes:
     if not isinstance(division, FilesPartition):
         return
     if not isinstance(data.dataset, FileDataset):
-        yield mistake(
-            "data.dataset: scheme files reads tables, whose target is to be named; write dataset: "
-            "{target: COLUMN, columns: ...}"
-        )
+        why = "scheme files reads tables, whose target is to be named"
+        yield mistake(f"data.dataset: {why}; write dataset: {{target: COLUMN, columns: ...}}")
     try:
         files = matching_files(division.pattern, base)
     except TooManyFilesError as error:
@@ -132,10 +127,8 @@ def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) ->
         yield mistake("data.args: a data file takes no arguments; remove args")
     if isinstance(data.partition, FilesPartition):
         if dataset.path is not None:
-            yield mistake(
-                "data.dataset.path: data.partition.pattern names the files; remove path, or use "
-                "scheme: column"
-            )
+            fix = "remove path, or use scheme: column"
+            yield mistake(f"data.dataset.path: data.partition.pattern names the files; {fix}")
     elif dataset.path is None:
         purpose = FileDataset.model_fields["path"].description
         yield mistake(f"data.dataset.path: missing; {purpose}")
@@ -144,34 +137,27 @@ def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) ->
     if dataset.test is not None:
         yield from messages_at((*_DATASET, "test"), check_file(dataset.test, base, *TABLE_SUFFIXES))
         if data.test_fraction is not None:
-            yield mistake(
-                "data.test_fraction: dataset.test is the test set, so no rows are held out; remove "
-                "one of them"
-            )
+            why = "dataset.test is the test set, so no rows are held out"
+            yield mistake(f"data.test_fraction: {why}; remove one of them")
     if dataset.path is not None and dataset.path.lower().endswith(".npz"):
         for key in ("columns", "test"):
             if getattr(dataset, key):
-                yield mistake(
-                    f"data.dataset.{key}: is for .csv and .parquet tables, and an .npz archive "
-                    f"holds arrays of numbers; remove {key} (the archive's own test set: x_test "
-                    f"and {dataset.target}_test)"
-                )
+                why = "is for .csv and .parquet tables, and an .npz archive holds arrays of numbers"
+                own = f"(the archive's own test set: x_test and {dataset.target}_test)"
+                yield mistake(f"data.dataset.{key}: {why}; remove {key} {own}")
     column = group_column(data.partition)
     if column is not None and column in dataset.columns:
         rule = "this column divides the rows among clients and is no feature; remove it here"
         yield (*_DATASET, "columns", column), rule
     if isinstance(data.partition, ColumnPartition) and column == dataset.target:
-        yield mistake(
-            f"data.partition.column: {column!r} is the target, and a client would hold one class; "
-            "name another column, or use scheme: shards"
-        )
-    if data.features == "tokens":
-        rule = (
-            "makes numbers of the cells, and data.features is tokens; remove it, or drop the column"
-        )
-        for name, settings in dataset.columns.items():
-            if isinstance(settings, ColumnSettings) and name != dataset.target:
-                yield (*_DATASET, "columns", name), rule
+        why = f"{column!r} is the target, and a client would hold one class"
+        fix = "name another column, or use scheme: shards"
+        yield mistake(f"data.partition.column: {why}; {fix}")
+    for name, settings in dataset.columns.items():
+        is_feature = isinstance(settings, ColumnSettings) and name != dataset.target
+        if is_feature and data.features == "tokens":
+            why = "makes numbers of the cells, and data.features is tokens"
+            yield (*_DATASET, "columns", name), f"{why}; remove it, or drop the column"
 
 
 def check_objects(data: DataSettings, model: ModelSettings, runtime: RuntimeSettings) -> Mistakes:
@@ -179,10 +165,9 @@ def check_objects(data: DataSettings, model: ModelSettings, runtime: RuntimeSett
     places = {"data.dataset": data.dataset, "model.name": model.name, "model.loss": model.loss}
     for path, given in places.items():
         if isinstance(given, PythonObject) and runtime.engine != "local":
-            yield mistake(
-                f"{path}: engine {runtime.engine} runs clients in other processes, which do not "
-                f"have this Python object; use engine: local, or {file_instead(given)}"
-            )
+            why = f"engine {runtime.engine} runs clients in other processes"
+            fix = f"use engine: local, or {file_instead(given)}"
+            yield mistake(f"{path}: {why}, which do not have this Python object; {fix}")
 
 
 def check_model(model: ModelSettings, base: Path) -> Mistakes:
@@ -197,15 +182,12 @@ def check_model(model: ModelSettings, base: Path) -> Mistakes:
     else:
         yield from finite_messages(model.args, args)
     if model.has_local_base and model.freeze:
-        yield mistake(
-            "model.freeze: with model.train or model.lora all other parameters are frozen; remove "
-            "freeze"
-        )
+        why = "with model.train or model.lora all other parameters are frozen"
+        yield mistake(f"model.freeze: {why}; remove freeze")
     if model.lora is not None and model.init is None and model.name in MODELS:
-        yield mistake(
-            f"model.lora: adapters need a trained backbone, and the weights of {model.name!r} "
-            "would come from the seed; add init: weights.safetensors"
-        )
+        why = f"the weights of {model.name!r} would come from the seed"
+        fix = "add init: weights.safetensors"
+        yield mistake(f"model.lora: adapters need a trained backbone, and {why}; {fix}")
 
 
 def check_features(sections: Sections) -> Mistakes:
@@ -215,14 +197,13 @@ def check_features(sections: Sections) -> Mistakes:
         yield from _check_transforms(model, data)
     if data is None:
         return
-    if isinstance(data.dataset, str) and data.dataset in DATASETS:
-        problem = data.features_mistake(has_tokens=DATASETS[data.dataset].tokens)
+    if (entry := DATASETS.get(str(data.dataset))) is not None:
+        problem = data.features_mistake(has_tokens=entry.tokens)
         yield from messages_at(("data", "features"), problem)
     if data.features == "tokens" and model is not None and model.name in MODELS:
-        yield mistake(
-            f"data.features: the built-in model {model.name!r} takes numbers; use a model of your "
-            "own that begins with an embedding, or features: numbers"
-        )
+        why = f"the built-in model {model.name!r} takes numbers"
+        fix = "use a model of your own that begins with an embedding, or features: numbers"
+        yield mistake(f"data.features: {why}; {fix}")
 
 
 def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Mistakes:
@@ -231,17 +212,15 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Mistak
     if model.features and data is not None and data.features == "tokens":
         yield features, "transforms take numbers, and data.features is tokens; remove features"
         return
-    named = data.dataset if data is not None and isinstance(data.dataset, str) else ""
+    entry = None if data is None else DATASETS.get(str(data.dataset))
     try:
-        shape = shape_after(model.features, DATASETS[named].shape if named in DATASETS else None)
+        shape = shape_after(model.features, None if entry is None else entry.shape)
     except FeatureShapeError as error:
         yield (*features, error.position), error.reason
         return
     if model.features and model.name == "cnn" and shape is not None and len(shape) != 3:
-        yield mistake(
-            "model.name: cnn takes images (channels, height, width), and model.features gives "
-            f"{shape}; use logistic or mlp"
-        )
+        why = f"cnn takes images (channels, height, width), and model.features gives {shape}"
+        yield mistake(f"model.name: {why}; use logistic or mlp")
 
 
 def check_views(local: LocalSettings, sections: Sections) -> Mistakes:
@@ -250,17 +229,13 @@ def check_views(local: LocalSettings, sections: Sections) -> Mistakes:
     if local.views is None:
         return
     key = "augmentation_multiplicity" if local.augmentations is None else "augmentations"
+    fix = "remove augmentation_multiplicity and augmentations"
     if data is not None and data.features == "tokens":
-        yield mistake(
-            f"local.{key}: views shift, mirror or blur numbers, and data.features is tokens; "
-            "remove augmentation_multiplicity and augmentations"
-        )
+        why = "views shift, mirror or blur numbers, and data.features is tokens"
+        yield mistake(f"local.{key}: {why}; {fix}")
     if model is not None and model.features:
-        yield mistake(
-            f"local.{key}: views are drawn anew in each step, and model.features transforms each "
-            "example once, before training; remove augmentation_multiplicity and augmentations, or "
-            "model.features"
-        )
+        why = "views are drawn anew in each step, and model.features transforms each example once"
+        yield mistake(f"local.{key}: {why}, before training; {fix}, or model.features")
 
 
 def check_test_metrics(evaluation: EvaluationSettings, base: Path, sections: Sections) -> Mistakes:
@@ -309,18 +284,14 @@ def check_early_stopping(
     evaluation = sections.evaluation
     if federation.early_stopping is None:
         return
-    metric, task = federation.early_stopping.metric, TASK_OF_LOSS.get(model.loss)
-    if evaluation is not None and evaluation.metrics is not None:
-        chosen = [metric_key(name) for name in evaluation.metrics]
-    else:  # those of the task; of a loss of one's own it is known later
-        tasks = {"regression": ["mse", "r2"], None: ["accuracy", "mse", "r2"]}
-        chosen = tasks.get(task, ["accuracy"])
-    known = [LOSS, *(name for name in chosen if not name.endswith("_per_class"))]
+    metric = federation.early_stopping.metric
+    chosen = None if evaluation is None else evaluation.metrics
+    # The task of a loss of one's own is known later.
+    known = computed_metrics(model.loss, chosen) or (LOSS, "accuracy", "mse", "r2")
     if metric not in known:
-        yield mistake(
-            f"federation.early_stopping.metric: must be one of {', '.join(known)}, the numbers of "
-            f"the test set, got {metric!r}; choose one, or add it to evaluation.metrics"
-        )
+        rule = f"must be one of {', '.join(known)}, the numbers of the test set, got {metric!r}"
+        fix = "choose one, or add it to evaluation.metrics"
+        yield mistake(f"federation.early_stopping.metric: {rule}; {fix}")
 
 
 def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Mistakes:
@@ -328,16 +299,15 @@ def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Mist
     if evaluation.holdout is None:
         return
     if sections.privacy is not None:
-        yield mistake(
-            "evaluation.holdout: a client's score on its own examples is a release that no ε of "
-            "this experiment covers; remove holdout (evaluation.holdout=null): scores on the "
-            "server's public test set cost nothing"
-        )
+        why = "is a release that no ε of this experiment covers"
+        fix = "remove holdout (evaluation.holdout=null)"
+        free = "scores on the server's public test set cost nothing"
+        path = "evaluation.holdout"
+        yield mistake(f"{path}: a client's score on its own examples {why}; {fix}: {free}")
     if sections.secure_aggregation is not None:
-        yield mistake(
-            "evaluation.holdout: clients send their scores in clear, beside updates that "
-            "secure_aggregation hides; remove holdout, or the section secure_aggregation"
-        )
+        why = "clients send their scores in clear, beside updates that secure_aggregation hides"
+        fix = "remove holdout, or the section secure_aggregation"
+        yield mistake(f"evaluation.holdout: {why}; {fix}")
 
 
 def check_evaluated_clients(evaluation: EvaluationSettings, num_clients: int) -> Mistakes:
@@ -351,25 +321,20 @@ def check_personalization(personalization: PersonalizationSettings, sections: Se
     loss = None if model is None else model.loss
     is_prior = isinstance(personalization, LabelPriorSettings)
     if is_prior and loss in LOSSES and loss != "cross_entropy":
-        yield mistake(
-            "personalization.method: label_prior shifts the logits of classes, and model.loss "
-            f"{loss} has no classes; use method: fine_tune or ditto"
-        )
+        why = f"label_prior shifts the logits of classes, and model.loss {loss} has no classes"
+        yield mistake(f"personalization.method: {why}; use method: fine_tune or ditto")
     holdout = personalization.holdout
     if holdout is None:
         return
     if evaluation is not None and evaluation.holdout not in (None, holdout):
         own, other = value_text(holdout), value_text(evaluation.holdout)
-        yield mistake(
-            f"personalization.holdout: a client holds out its examples once: got {own}, and "
-            f"evaluation.holdout is {other}; set both to one number"
-        )
+        rule = f"a client holds out its examples once: got {own}, and evaluation.holdout is {other}"
+        yield mistake(f"personalization.holdout: {rule}; set both to one number")
     if privacy is not None and privacy.adjacency.name == "add_remove":
-        yield mistake(
-            "personalization.holdout: one more example would change which ones a client holds out, "
-            "and so more than one example of its training; remove holdout, or use adjacency: "
-            "zero_out"
-        )
+        why = "one more example would change which ones a client holds out"
+        more = "so more than one example of its training"
+        fix = "remove holdout, or use adjacency: zero_out"
+        yield mistake(f"personalization.holdout: {why}, and {more}; {fix}")
 
 
 def check_trackers(runtime: RuntimeSettings, base: Path) -> Mistakes:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from fedsim.algorithms.algorithm import Algorithm, AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
-from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES
 from fedsim.clients.privacy_settings import (
     BoundedExamplesSettings,
     GradientPerturbationSettings,
@@ -24,7 +24,6 @@ from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
-from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {
@@ -35,19 +34,23 @@ _GRADIENT_KEYS = {
 }
 _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
+_PLAIN_DESCENT = "mechanism: output_perturbation has a proof for plain gradient descent alone"
 
 
-def check_perturbation(
-    # Without it, this rule does not run.
-    perturbation: GradientPerturbationSettings | BoundedExamplesSettings,
-    privacy: PrivacySettings,
-    sections: Sections,
-) -> Mistakes:
+def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
-    yield from _check_view(privacy, KINDS[perturbation.name])
-    if not isinstance(perturbation, BoundedExamplesSettings):
+    perturbation = privacy.mechanism
+    if isinstance(perturbation, GradientPerturbationSettings):
         return
-    name = perturbation.name
+    name, kind = perturbation.name, KINDS[perturbation.name]
+    if kind.local_trust_only and privacy.trust.name != "local":
+        why = f"with mechanism: {name} each client adds all of its noise alone"
+        sums = f"{privacy.trust.name} trust needs noise on sums"
+        yield mistake(f"privacy.trust: {why}, and {sums}; use trust: local, {_GRADIENT}")
+    if privacy.release_kind is not kind:
+        known, asked = _PROTECTED[kind.unit], _PROTECTED[privacy.unit]
+        why = f"mechanism: {name} has a sensitivity for {known}, and none for {asked}"
+        yield mistake(f"privacy.unit: {why}; use unit: {kind.unit}, {_GRADIENT}")
     why, failed = _WHY_NO_ADD_REMOVE[name], unmet(privacy.choices())
     lines = {
         "adjacency_of_mechanism": "privacy.adjacency: add_remove keeps client sizes private, and "
@@ -57,7 +60,13 @@ def check_perturbation(
         f"noise: seeded, {_GRADIENT}",
     }
     yield from (mistake(line) for condition, line in lines.items() if condition in failed)
-    yield from _check_gradient_keys(privacy, name)
+    gradients = f"acts on gradients, and mechanism: {name} adds no noise to them"
+    for key, allowed in _GRADIENT_KEYS.items():
+        if attrgetter(key)(privacy) != allowed:
+            written = key.removesuffix(".name")
+            yield mistake(f"privacy.{written}: {gradients}; remove {written}, {_GRADIENT}")
+    for path, key in example_keys_of_clients(privacy):
+        yield path, f"{key} {gradients}; remove {key}"
     if sections.model is not None:
         yield from _check_loss(perturbation, sections.model)
     if name == "output_perturbation":
@@ -73,27 +82,17 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     if federation is not None and algorithm is not None:
         yield from changed_steps(algorithm, federation.algorithm.name, privacy)
     if model is not None and model.name in MODELS and model.name != "logistic":
-        yield mistake(
-            "model.name: mechanism: output_perturbation has a proven sensitivity for a linear "
-            f"model alone: with hidden layers, as of {model.name}, the loss is not convex; use "
-            f"logistic, {_GRADIENT}"
-        )
+        why = "mechanism: output_perturbation has a proven sensitivity for a linear model alone"
+        hidden = f"with hidden layers, as of {model.name}, the loss is not convex"
+        yield mistake(f"model.name: {why}: {hidden}; use logistic, {_GRADIENT}")
 
 
 def changed_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings | None) -> Mistakes:
-    """Yield (key path, message) if an algorithm changes steps of which a proof depends.
-
-    Args:
-        algorithm: the federated algorithm.
-        name: the name of the algorithm in the file.
-        privacy: the `privacy` section; None without privacy.
-    """
+    """Yield (key path, message) if an algorithm changes steps of which a proof depends."""
     is_output = privacy is not None and privacy.mechanism.name == "output_perturbation"
     if is_output and algorithm.client() is not None:
-        yield mistake(
-            "federation.strategy: mechanism: output_perturbation has a proof for plain gradient "
-            f"descent alone, and strategy {name} changes local steps; use fedavg, {_GRADIENT}"
-        )
+        why = f"{_PLAIN_DESCENT}, and strategy {name} changes local steps"
+        yield mistake(f"federation.strategy: {why}; use fedavg, {_GRADIENT}")
 
 
 _WHY_NO_ADD_REMOVE = {
@@ -102,150 +101,87 @@ _WHY_NO_ADD_REMOVE = {
 }
 
 
-def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Mistakes:
-    """Check that each client releases what it is charged for, under the unit of its mechanism.
-
-    Args:
-        privacy: the `privacy` section.
-        kind: the release kind that `privacy.mechanism` names.
-    """
-    chosen = f"mechanism: {kind.mechanism}"
-    if kind.local_trust_only and privacy.trust.name != "local":
-        yield mistake(
-            f"privacy.trust: with {chosen} each client adds all of its noise alone, and "
-            f"{privacy.trust.name} trust needs noise on sums; use trust: local, {_GRADIENT}"
-        )
-    if privacy.release_kind is not kind:
-        yield mistake(
-            f"privacy.unit: {chosen} has a sensitivity for {_PROTECTED[kind.unit]}, and none for "
-            f"{_PROTECTED[privacy.unit]}; use unit: {kind.unit}, {_GRADIENT}"
-        )
-
-
-def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Mistakes:
-    why = f"acts on gradients, and mechanism: {name} adds no noise to them"
-    for key, allowed in _GRADIENT_KEYS.items():
-        if attrgetter(key)(privacy) != allowed:
-            written = key.removesuffix(".name")
-            yield ("privacy", *written.split(".")), f"{why}; remove {written}, {_GRADIENT}"
-    for path, key in example_keys_of_clients(privacy):
-        yield path, f"{key} {why}; remove {key}"
-
-
 def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Mistakes:
     """Check that the loss and its targets have public bounds."""
     if model.loss not in LOSSES:
-        yield mistake(
-            f"model.loss: mechanism: {settings.name} needs the bounds of a loss and its targets, "
-            f"which are known of {', '.join(LOSSES)}; use one of them, {_GRADIENT}"
-        )
+        why = f"mechanism: {settings.name} needs the bounds of a loss and its targets"
+        fix = f"use one of them, {_GRADIENT}"
+        yield mistake(f"model.loss: {why}, which are known of {', '.join(LOSSES)}; {fix}")
     elif model.loss == "mse" and settings.max_target_norm is None:
-        yield mistake(
-            f"privacy.mechanism: {settings.name} with loss mse needs max_target_norm, the L2 bound "
-            "of the target of an example"
-        )
+        needed = "max_target_norm, the L2 bound of the target of an example"
+        yield mistake(f"privacy.mechanism: {settings.name} with loss mse needs {needed}")
     elif model.loss != "mse" and settings.max_target_norm is not None:
-        yield mistake(
-            f"privacy.mechanism.max_target_norm: the targets of loss {model.loss} have a bound "
-            "already; remove max_target_norm"
-        )
+        why = f"the targets of loss {model.loss} have a bound already"
+        yield mistake(f"privacy.mechanism.max_target_norm: {why}; remove max_target_norm")
 
 
 def _check_descent(local: LocalSettings) -> Mistakes:
     """Check that local training is gradient descent of the kind whose sensitivity is proven."""
     optimizer = local.optimizer
-    proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
     if not isinstance(optimizer, SgdSettings) or optimizer.momentum:
-        yield mistake(f"local.optimizer: {proven}; use sgd without momentum, {_GRADIENT}")
+        yield mistake(f"local.optimizer: {_PLAIN_DESCENT}; use sgd without momentum, {_GRADIENT}")
     if not optimizer.weight_decay:
-        yield mistake(
-            "local.optimizer: mechanism: output_perturbation needs a strongly convex problem, "
-            f"which weight_decay above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}"
-        )
+        why = "mechanism: output_perturbation needs a strongly convex problem"
+        fix = f"set weight_decay: 0.01, for example, {_GRADIENT}"
+        yield mistake(f"local.optimizer: {why}, which weight_decay above 0 makes; {fix}")
     if local.views is not None:
-        yield ("local", "augmentations"), f"{proven}, on the examples as they are; remove the views"
+        why = f"{_PLAIN_DESCENT}, on the examples as they are"
+        yield mistake(f"local.augmentations: {why}; remove the views")
     if local.max_physical_batch is not None:
-        yield mistake(
-            "local.max_physical_batch: mechanism: output_perturbation computes each batch at once; "
-            "remove max_physical_batch, or set a smaller batch_size"
-        )
+        why = "mechanism: output_perturbation computes each batch at once"
+        fix = "remove max_physical_batch, or set a smaller batch_size"
+        yield mistake(f"local.max_physical_batch: {why}; {fix}")
     if local.lr_schedule is not None:
-        yield mistake(
-            "local.lr_schedule: the sensitivity of output_perturbation is proven for one learning "
-            "rate; remove lr_schedule"
-        )
+        why = "the sensitivity of output_perturbation is proven for one learning rate"
+        yield mistake(f"local.lr_schedule: {why}; remove lr_schedule")
 
 
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(
-    zeroth_order: ZerothOrderSettings,  # without it, this rule does not run
-    local: LocalSettings,
-    sections: Sections,
-) -> Mistakes:
+def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy
-    yield from _check_local(local)
+    if local.zeroth_order is None:
+        return
+    if local.optimizer_name != "sgd":
+        rule = f"{_WHAT} it must be sgd without momentum and weight_decay"
+        why = "a step moves the model along its own directions alone"
+        yield mistake(f"local.optimizer: {rule}: {why}")
+    if local.steps is None:
+        rule = f"{_WHAT} all clients need the same number of steps"
+        why = "since they share the directions of a round"
+        yield mistake(f"local.epochs: {rule}, {why}; use steps")
     if federation is not None and federation.algorithm.name != "fedavg":
-        yield mistake(
-            f"federation.strategy: {_WHAT} the directions of each round are others, so only means "
-            f"of one round's coefficients have a meaning, got {federation.algorithm.name!r}; use "
-            "fedavg"
-        )
+        why = f"{_WHAT} the directions of each round are others"
+        rule = "only means of one round's coefficients have a meaning"
+        name = federation.algorithm.name
+        yield mistake(f"federation.strategy: {why}, so {rule}, got {name!r}; use fedavg")
     if federation is not None and federation.ema_decay is not None:
-        yield mistake(
-            f"federation.ema_decay: {_WHAT} the server keeps coefficients and no models; remove "
-            "ema_decay"
-        )
+        why = f"{_WHAT} the server keeps coefficients and no models"
+        yield mistake(f"federation.ema_decay: {why}; remove ema_decay")
     if federation is not None and federation.participation.scheme == "buffered":
-        yield mistake(
-            f"federation.participation.scheme: {_WHAT} an upload has coefficients of its own "
-            "round's directions, and buffered adds up uploads of several rounds; use another scheme"
-        )
-    if sections.task == "pate":
-        yield mistake("local.gradient: teachers and student are trained by gradients; use backward")
+        why = f"{_WHAT} an upload has coefficients of its own round's directions"
+        fix = "buffered adds up uploads of several rounds; use another scheme"
+        yield mistake(f"federation.participation.scheme: {why}, and {fix}")
     if sections.personalization is not None:
-        yield mistake(
-            f"personalization: personal models are trained by gradients, and {_WHAT} a client has "
-            "forward passes alone; remove personalization"
-        )
+        why = "personal models are trained by gradients"
+        what = f"{_WHAT} a client has forward passes alone"
+        yield mistake(f"personalization: {why}, and {what}; remove personalization")
     if privacy is None:
         return
     if privacy.mechanism.name != GRADIENT_PERTURBATION:
-        yield mistake(
-            f"privacy.mechanism: {_WHAT} noise is added to slopes; use mechanism: "
-            f"{GRADIENT_PERTURBATION}"
-        )
+        fix = f"use mechanism: {GRADIENT_PERTURBATION}"
+        yield mistake(f"privacy.mechanism: {_WHAT} noise is added to slopes; {fix}")
     if privacy.clipping.name == "per_layer" or privacy.clipping.groups:
-        yield mistake(
-            f"privacy.clipping: {_WHAT} an example contributes one number for each direction, and "
-            "directions have no layers; use clipping: flat"
-        )
+        why = f"{_WHAT} an example contributes one number for each direction"
+        fix = "directions have no layers; use clipping: flat"
+        yield mistake(f"privacy.clipping: {why}, and {fix}")
     if privacy.is_correlated:
-        yield mistake(
-            f"privacy.noise_correlation: {_WHAT} the noise of one step is along other directions "
-            "than that of the next, so it cannot cancel; use none"
-        )
+        why = f"{_WHAT} the noise of one step is along other directions than that of the next"
+        yield mistake(f"privacy.noise_correlation: {why}, so it cannot cancel; use none")
 
 
-def _check_local(local: LocalSettings) -> Mistakes:
-    if local.optimizer_name != "sgd":
-        yield mistake(
-            f"local.optimizer: {_WHAT} it must be sgd without momentum and weight_decay: a step "
-            "moves the model along its own directions alone"
-        )
-    if local.steps is None:
-        yield mistake(
-            f"local.epochs: {_WHAT} all clients need the same number of steps, since they share "
-            "the directions of a round; use steps"
-        )
-
-
-_UNIT = (
-    "task: pate protects everything that one client has, since one teacher learns from all of it; "
-    "write unit: client, without a bound: votes have a fixed size"
-)
 # Keys that mean the same as in other tasks; every other one must have its default.
 _BLOCKS = ("max_physical_batch", "vectorized_clients")
 _VIEWS = ("augmentation_multiplicity", "augmentations")
@@ -263,6 +199,7 @@ _WHY = {
     "noise": "a run that resumes repeats a ballot with the same noise, which noise from the "
     "operating system cannot",
     "on_exhausted": "the noise of all ballots is planned for the whole run",
+    "gradient": "teachers and student are trained by gradients",
     "strategy": "the server counts votes and averages no models",
     "weighting": "every teacher has one vote",
     "clients_per_round": "all teachers vote on every query",
@@ -272,19 +209,23 @@ _WHY = {
 _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
 
 
-def check_pate(is_pate: bool, sections: Sections) -> Mistakes:
+def check_pate(sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `task` and `pate`, and keys that PATE ignores."""
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
-    if not is_pate:
-        yield mistake("pate: belongs to task: pate; add the key, or remove the section")
+    model, evaluation = sections.model, sections.evaluation
+    if sections.task != "pate":
+        if pate is not None:
+            yield mistake("pate: belongs to task: pate; add the key, or remove the section")
         return
     if pate is None and "pate" not in sections.mistaken:
-        yield mistake(
-            "task: pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}"
-        )
+        section = "{queries: ..., sigma_threshold: ..., sigma: ...}"
+        yield mistake(f"task: pate needs the section pate: {section}")
     unit = sections.unit if privacy is None else privacy.unit
     if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
-        yield ("privacy", "unit"), _UNIT
+        why = "since one teacher learns from all of it"
+        rule = f"task: pate protects everything that one client has, {why}"
+        fix = "write unit: client, without a bound: votes have a fixed size"
+        yield mistake(f"privacy.unit: {rule}; {fix}")
     elif privacy is not None:
         yield from _check_defaults("privacy", privacy)
     if sections.local is not None:
@@ -293,16 +234,24 @@ def check_pate(is_pate: bool, sections: Sections) -> Mistakes:
         yield from _check_defaults("federation", federation)
         if pate is not None:
             yield from _check_batches(pate, federation.rounds)
-    yield from _check_other_sections(sections)
+    if model is not None and model.loss in ("mse", "bce"):
+        why = f"task: pate needs classes to vote for, and loss {model.loss} has none"
+        yield mistake(f"model.loss: {why}; use cross_entropy")
+    if model is not None and model.has_local_base:
+        why = "task: pate trains whole models, and this one has a part that stays on its clients"
+        yield mistake(f"model: {why}; remove lora and the local base")
+    if sections.personalization is not None:
+        why = "task: pate has no global model in the rounds from which a client could make its own"
+        yield mistake(f"personalization: {why}; remove the section")
+    if evaluation is not None and evaluation.holdout is not None:
+        yield mistake("evaluation.holdout: with task: pate clients score no model; remove holdout")
+    if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
+        why = "with task: pate clients send votes alone"
+        yield mistake(f"secure_aggregation.metrics: {why}; remove metrics")
 
 
 def _check_defaults(section: str, settings: Settings) -> Mistakes:
-    """Yield keys of a section that have no meaning for PATE votes but are set to a value.
-
-    Args:
-        section: name of the section.
-        settings: the content of the section.
-    """
+    """Yield the keys of a section that have no meaning for PATE votes but are set to a value."""
     for key, field in type(settings).model_fields.items():
         is_set = getattr(settings, key) not in (field.default, _DEFAULTS.get(key))
         if is_set and key not in _USED[section]:
@@ -313,10 +262,8 @@ def _check_defaults(section: str, settings: Settings) -> Mistakes:
 def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
     """Yield (key path, message) if queries and answers do not divide into batches of two rounds."""
     if rounds % 2:
-        yield mistake(
-            "federation.rounds: with task: pate a batch of queries takes two rounds, a check and a "
-            f"vote: write an even number, got {rounds}"
-        )
+        why = "with task: pate a batch of queries takes two rounds, a check and a vote"
+        yield mistake(f"federation.rounds: {why}: write an even number, got {rounds}")
         return
     queries, answers, batches = pate.queries, pate.most_answers, rounds // 2
     if answers > queries:
@@ -325,32 +272,6 @@ def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
     for key, number in (("queries", queries), ("answers", answers)):
         if number % batches:
             near = max(batches, number // batches * batches)
-            yield mistake(
-                f"pate.{key}: must be a multiple of {batches}, the batches in {rounds} rounds, got "
-                f"{number:,}; use {near:,}, or other federation.rounds"
-            )
-
-
-def _check_other_sections(sections: Sections) -> Mistakes:
-    model, evaluation = sections.model, sections.evaluation
-    if model is not None and model.loss in ("mse", "bce"):
-        yield mistake(
-            f"model.loss: task: pate needs classes to vote for, and loss {model.loss} has none; "
-            "use cross_entropy"
-        )
-    if model is not None and model.has_local_base:
-        yield mistake(
-            "model: task: pate trains whole models, and this one has a part that stays on its "
-            "clients; remove lora and the local base"
-        )
-    if sections.personalization is not None:
-        yield mistake(
-            "personalization: task: pate has no global model in the rounds from which a client "
-            "could make its own; remove the section"
-        )
-    if evaluation is not None and evaluation.holdout is not None:
-        yield mistake("evaluation.holdout: with task: pate clients score no model; remove holdout")
-    if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
-        yield mistake(
-            "secure_aggregation.metrics: with task: pate clients send votes alone; remove metrics"
-        )
+            rule = f"must be a multiple of {batches}, the batches in {rounds} rounds"
+            fix = f"use {near:,}, or other federation.rounds"
+            yield mistake(f"pate.{key}: {rule}, got {number:,}; {fix}")

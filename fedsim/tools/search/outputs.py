@@ -248,4 +248,6 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 def account_page(content: Mapping[str, Any]) -> str:
     """Return the HTML of `account/comparison.html`."""
-    return render_page("search.html.jinja", content, Path(__file__).parent)
+    texts = {"epsilon_text": epsilon_text, "delta_text": delta_text}
+    page = {**content, **texts, "version": content["fedsim"]}
+    return render_page("search.html.jinja", page, Path(__file__).parent)
