@@ -14,12 +14,12 @@ import numpy as np
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.accountant.checks import Floats
 from fedsim.clients.local_settings import SgdSettings
-from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
-from fedsim.planning.alternatives import privacy_of
+from fedsim.planning.alternatives import planned_epsilon, privacy_of
 
 FULL: Literal["full"] = "full"
 Rate = float | Literal["full"] | None
@@ -129,7 +129,7 @@ def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     exhausted = plan.steps_to_take < plan.planned_steps
     if plan.target_epsilon is not None and (not privacy.gives_noise or exhausted):
         return plan.target_epsilon
-    return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, plan.steps_to_take))
+    return planned_epsilon(plan, privacy, plan.steps_to_take)
 
 
 def _rounded_down(epsilon: float) -> float:

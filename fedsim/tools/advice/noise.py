@@ -22,15 +22,12 @@ import numpy as np
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.checks import Floats
 from fedsim.clients.correlated_noise import NoiseCorrelation
-from fedsim.clients.mechanisms.plan import Accounting, PlanRequest, PrivacyPlan
+from fedsim.clients.mechanisms.plan import Accounting, PlanRequest
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
-from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
+from fedsim.clients.privacy_settings import RenyiAccountantSettings
 from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
-from fedsim.experiment import ExperimentWithClients
-from fedsim.federation.client_plans import client_plans
 from fedsim.federation.federation import Federation
-from fedsim.federation.plan import schedule_of
 from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.planning.alternatives import privacy_of
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
@@ -63,16 +60,6 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
     with np.errstate(divide="ignore"):
         sampled = 1.0 / np.sqrt(np.log1p(np.square(unit_mu / rates) / steps))
         return np.where(rates == 1.0, np.sqrt(steps) / unit_mu, sampled)
-
-
-def planned_clients(
-    experiment: ExperimentWithClients, federation: Federation
-) -> list[tuple[PrivacyPlan, PrivacySettings]]:
-    """Return (privacy plan, privacy settings) of every client under the settings of a candidate."""
-    sizes = federation.data.clients.sizes
-    terms, steps = schedule_of(experiment, federation.base, sizes)
-    plans = client_plans(experiment, terms or (), sizes, steps, federation.release_parameters)
-    return [(plan, client.privacy) for plan, client in zip(plans, terms or (), strict=True)]
 
 
 def sampling_noise_ratio(
@@ -167,11 +154,6 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
     error = uneven + unstable + start + noise + task.oscillation * h**4 / steps
     error += schedules.label_skew * (bias + drift)
     return error / np.square(signal)
-
-
-def predicted_errors(schedules: Schedules) -> Floats:
-    """Return the noise-to-signal ratios of candidates for plausible tasks (tasks, candidates)."""
-    return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
 
 
 def mean_errors(errors: Floats) -> Floats:

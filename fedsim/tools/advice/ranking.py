@@ -16,8 +16,9 @@ from fedsim.accountant.checks import Floats
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.settings import written_name
-from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
+from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.load import with_clients
+from fedsim.federation.assembly import with_plans
 from fedsim.federation.federation import Federation
 from fedsim.planning.alternatives import privacy_of
 from fedsim.server.aggregation.weights import PlanValues, WeightingError, plan_weights
@@ -39,8 +40,8 @@ from fedsim.tools.advice.noise import (
     Schedules,
     correlated_candidates,
     mean_errors,
-    planned_clients,
-    predicted_errors,
+    noise_to_signal,
+    plausible_tasks,
     sampling_noise_ratio,
     sampling_rates,
     screening_noise,
@@ -90,9 +91,9 @@ class Ranking:
         rates: list[Rate] = [rate for rate in RATES if self._adds_rate(rate)]
         self.candidates = candidate_grid(facts.given, rates=rates, weightings=self._weightings)
         noise = screening_noise(self.candidates, facts)
-        self._task_errors = predicted_errors(schedules_of(self.candidates, noise, facts))
+        self._task_errors = predicted_errors(self.candidates, noise, facts)
         self.errors = mean_errors(self._task_errors)
-        self._file_errors = _errors(facts.given, facts.noise, facts)
+        self._file_errors = predicted_errors([facts.given], facts.noise[None], facts)
 
     def ranked(self) -> list[Ranked]:
         """Return the ranked candidates to show: the file's schedule, the proposal, then others."""
@@ -106,22 +107,22 @@ class Ranking:
 
     def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
         """Return [finalist with the noise of a planned run], or [] if a run would refuse it."""
-        experiment = self._load(changes_of(candidate, self.facts))
-        if experiment is None:
+        loaded = self._load(changes_of(candidate, self.facts))
+        if loaded is None:
             return []
         if candidate.rate is None and name != PROPOSAL:  # one noise for each size takes seconds
             noise = screening_noise([candidate], self.facts)[0]
             return [self._rank(name, candidate, noise, exact=False)]
         try:
-            planned = planned_clients(experiment, self._federation)
-        except PrivacyPlanError:
+            planned = with_plans(self._federation, loaded).plan
+        except (PrivacyPlanError, WeightingError):
             return []
-        members = [planned[client] for client in self.facts.members]
-        for (plan, privacy), epsilon in zip(members, self.facts.epsilons, strict=True):
-            overspends = plan.steps_to_take < plan.planned_steps
-            if overspends or budget_of(plan, privacy) > epsilon * _SLACK:
+        plans, terms = planned.clients or (), planned.client_privacy or ()
+        for client, epsilon in zip(self.facts.members, self.facts.epsilons, strict=True):
+            overspends = plans[client].steps_to_take < plans[client].planned_steps
+            if overspends or budget_of(plans[client], terms[client].privacy) > epsilon * _SLACK:
                 return []  # noise that is given for a client alone may cost it more
-        noise = np.array([plan.release.noise_multiplier for plan, _ in members])
+        noise = np.array([plans[k].release.noise_multiplier for k in self.facts.members])
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:
@@ -149,7 +150,7 @@ class Ranking:
         return sorted(rows, key=lambda row: row.noise_to_signal)[:1]
 
     def _rank(self, name: str, candidate: AdviceCandidate, noise: Floats, *, exact: bool) -> Ranked:
-        errors = _errors(candidate, noise, self.facts)
+        errors = predicted_errors([candidate], noise[None], self.facts)
         error = mean_errors(errors).item()
         return Ranked(
             name=name,
@@ -206,17 +207,22 @@ class Ranking:
         candidate = replace(self.facts.given, rate=rate)
         return self._load(batch_changes(candidate, self.facts)) is not None
 
-    def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:
+    def _load(self, changes: Mapping[str, Any]) -> LoadedExperiment | None:
         content, federation = self.facts.experiment.model_dump(mode="json"), self._federation
         try:
             loaded = load_experiment(content, changes, base=federation.base)
-            return with_clients(loaded, len(federation.data.clients))
+            with_clients(loaded, len(federation.data.clients))  # checks rules on their number
         except ExperimentError:
             return None
+        return loaded
 
 
-def _errors(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> Floats:
-    return predicted_errors(schedules_of([candidate], noise[None, :], facts))
+def predicted_errors(
+    candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
+) -> Floats:
+    """Return noise-to-signal ratios (tasks, candidates), with noise multipliers (candidates, K)."""
+    schedules = schedules_of(candidates, noise, facts)
+    return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
 
 
 def _range_of(values: Floats) -> tuple[float, float]:
@@ -225,7 +231,7 @@ def _range_of(values: Floats) -> tuple[float, float]:
 
 def predicted_error(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> float:
     """Return the mean error of a candidate over plausible tasks, with noise multipliers (K,)."""
-    return mean_errors(_errors(candidate, noise, facts)).item()
+    return mean_errors(predicted_errors([candidate], noise[None], facts)).item()
 
 
 def schedules_of(

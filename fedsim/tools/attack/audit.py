@@ -22,10 +22,9 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.report.terminal import figure_table, print_sentence, print_table
-from fedsim.tools.attack.adversaries import Claim, claims_of
 from fedsim.tools.attack.evidence import Interval, correlation_interval
 from fedsim.tools.attack.findings import NUM_INTERVAL_ENDS, Audit, ClientAudit, measure_leakage
-from fedsim.tools.attack.observation import ExampleRounds, UpdateRounds
+from fedsim.tools.attack.observation import Claim, ExampleRounds, UpdateRounds, claims_of
 from fedsim.tools.attack.views import views_of
 
 

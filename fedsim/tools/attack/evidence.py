@@ -81,10 +81,7 @@ def run_lower_bound(
     Guarantee: the bound exceeds the true ε with probability at most `miss`, if the scores are
     independent, and the thresholds independent of them.
     """
-    if not (outside.size and inside.size and len(thresholds)):
-        return 0.0
-    end = miss / (2 * len(thresholds))
-    best = 0.0
+    end, best = miss / (2 * max(1, len(thresholds))), 0.0
     for threshold in thresholds:
         alarms = rate_interval(int((outside > threshold).sum()), outside.size, miss=end)
         hits = rate_interval(int((inside > threshold).sum()), inside.size, miss=end)

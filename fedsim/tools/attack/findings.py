@@ -14,7 +14,6 @@ from fedsim.accountant.checks import Floats
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.planning.bounds import json_value
-from fedsim.tools.attack.adversaries import Claim
 from fedsim.tools.attack.evidence import (
     Interval,
     correlation_interval,
@@ -24,7 +23,7 @@ from fedsim.tools.attack.evidence import (
     run_lower_bound,
     shift_lower_bound,
 )
-from fedsim.tools.attack.observation import Observations
+from fedsim.tools.attack.observation import Claim, Observations
 from fedsim.tools.attack.views import ObservedViews, UploadDistribution
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms

@@ -4,12 +4,20 @@ Rounds are run a second time with the same noise and without gradients: the diff
 what the examples add, with no statistical error. If the privacy unit is the client, its examples
 share one parameter with a steep loss, so that the update exceeds its clip norm in this coordinate
 alone; it shows, up to noise, whether the client took part. The second run is then without data.
+
+| trust       | observer | sees                                                                 |
+|-------------|----------|----------------------------------------------------------------------|
+| local       | server   | the client's own releases                                            |
+| distributed | sums     | the smallest sum that may be opened, with the fewest honest clients  |
+| distributed | server   | the client's upload (integers) with the client's share of the noise  |
+| central     | models   | the client's upload (integers) with the noise of the server          |
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -18,23 +26,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.accountant.checks import Floats
+from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.mechanisms.contract import Mechanism, SummedMechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.streams import Purpose, stream
-from fedsim.federation.charged_noise import ServerDraws
+from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.planning.alternatives import privacy_of
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-from fedsim.tools.attack.adversaries import Claim
 from fedsim.tools.attack.canaries import (
     CANARY_SCALE,
     CanaryModel,
@@ -48,6 +58,35 @@ Bools = NDArray[np.bool_]
 MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
 _MAX_VALUES = 1 << 21  # of a table with spare coordinates
 _MAX_PAIRED_ROUNDS = 30  # run a second time without gradients, or without data
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The ε that is claimed for a client against one adversary, and what that adversary sees."""
+
+    against: Against  # who sees single uploads, opened sums, or global models
+    epsilon: float  # after all steps
+    steps: int  # of the whole run
+    accounting: Accounting
+    step_length: float | None = None  # of integers in sums, over the sensitivity; None: no sums
+    others: tuple[int, ...] = ()  # the other honest clients, whose noise is in the sum
+
+
+def claims_of(federation: Federation, client: int) -> list[Claim]:
+    """Return the claim against each adversary of a client, that of the report first."""
+    plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
+    plan, step_length = plans[client], step_length_of(federation, client)
+    steps, accounting = plan.steps_to_take, Accounting.of(privacy, plan.delta)
+    claim = partial(Claim, steps=steps, accounting=accounting, step_length=step_length)
+    claimed = accounting.epsilon(plan.charges(0, steps))
+    if plan.part is None or step_length is None:
+        return [claim("server", claimed, step_length=None)]
+    if not plan.part.adds_noise:
+        return [claim("models", claimed)]
+    others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
+    honest = tuple(others[: honest_draws(federation.experiment) - 1])
+    by_share = accounting.epsilon(plan.server_charges(0, steps) or [])
+    return [claim("sums", claimed, others=honest), claim("server", by_share)]
 
 
 @dataclass(frozen=True)

@@ -89,44 +89,39 @@ def node_policy_command(file: str, check: bool, plan: str | None) -> None:
     click.echo("\n  ".join([f"{path}: ok", *load_policy(path).lines()]))
 
 
-@click.command("helper-key", short_help="Create a helper's key and print its fingerprint.")
-@click.argument("file", type=click.Path())
-@json_option
-def helper_key_command(file: str, as_json: bool) -> None:
-    """Create the lasting key of a helper of secure aggregation in FILE and print its fingerprint.
+def _key_command(owner: str, purpose: str) -> click.Command:
+    """Return the command that creates the lasting key of a party of secure aggregation."""
+    help_text = f"""
+    Create the lasting key of a {owner} of secure aggregation in FILE and print its fingerprint.
 
-    If FILE exists, only the fingerprint of its key is printed. Keep the file on the helper's
-    machine, and put the fingerprint into secure_aggregation.keys.helper_fingerprints, so that
-    clients can pin the key.
+    If FILE exists, only the fingerprint of its key is printed. Keep the file on the {owner}'s
+    machine, and put the fingerprint into secure_aggregation.keys.{owner}_fingerprints, so that
+    {purpose}.
     """
-    _lasting_key(Path(file), "helper", as_json=as_json)
+    short = f"Create a {owner}'s key and print its fingerprint."
+
+    @click.command(f"{owner}-key", help=help_text, short_help=short)
+    @click.argument("file", type=click.Path())
+    @json_option
+    def key_command(file: str, as_json: bool) -> None:
+        from fedsim.federation.secure_setup import make_lasting_key, read_lasting_key
+        from fedsim.secagg.errors import PublicKeyError
+
+        path = Path(file)
+        made = not path.exists()
+        try:
+            key = make_lasting_key(path) if made else read_lasting_key(path)
+        except (OSError, PublicKeyError) as error:
+            fail(str(error), ExitCode.WRONG_INPUT)
+        if as_json:
+            print_json({"path": str(path), "fingerprint": key.fingerprint, "made": made})
+            return
+        click.echo(key.fingerprint)
+        if made:
+            say(f"{path}: a new key; keep it on the machine of the {owner}")
+
+    return key_command
 
 
-@click.command("client-key", short_help="Create a client's key and print its fingerprint.")
-@click.argument("file", type=click.Path())
-@json_option
-def client_key_command(file: str, as_json: bool) -> None:
-    """Create the lasting key of a client of secure aggregation in FILE and print its fingerprint.
-
-    If FILE exists, only the fingerprint of its key is printed. Keep the file on the client's
-    machine, and put the fingerprint into secure_aggregation.keys.client_fingerprints, so that
-    helpers count only clients that exist.
-    """
-    _lasting_key(Path(file), "client", as_json=as_json)
-
-
-def _lasting_key(path: Path, owner: str, *, as_json: bool) -> None:
-    from fedsim.federation.secure_setup import make_lasting_key, read_lasting_key
-    from fedsim.secagg.errors import PublicKeyError
-
-    made = not path.exists()
-    try:
-        key = make_lasting_key(path) if made else read_lasting_key(path)
-    except (OSError, PublicKeyError) as error:
-        fail(str(error), ExitCode.WRONG_INPUT)
-    if as_json:
-        print_json({"path": str(path), "fingerprint": key.fingerprint, "made": made})
-        return
-    click.echo(key.fingerprint)
-    if made:
-        say(f"{path}: a new key; keep it on the machine of the {owner}")
+helper_key_command = _key_command("helper", "clients can pin the key")
+client_key_command = _key_command("client", "helpers count only clients that exist")

@@ -12,9 +12,9 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import to_dict
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.jobs import run_fingerprint
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.load import LoadedComparison, LoadedVariant
+from fedsim.comparison.settings import SearchSettings
 from fedsim.core.errors import InputError
-from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble, refuse_overspending
 from fedsim.runs.inputs import fingerprint
 from fedsim.tools.search.ledger import ClientCharge, SearchPlan
@@ -45,17 +45,15 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
     select = comparison.settings.select
     if select is None or select.search is None:
         raise ValueError("the file describes no search")
-    variants = comparison.candidates
-    distribution = select.search.mean, select.search.eta
-    plans = [_plan_of(v.name, v.loaded, select.metric, *distribution) for v in variants]
+    plans = [_plan_of(one, select.metric, select.search) for one in comparison.candidates]
     content = {
         "candidates": {plan.candidates[0]: plan.digest for plan in plans},
         "metric": select.metric,
-        "distribution": distribution,
+        "distribution": (select.search.mean, select.search.eta),
     }
     changes = {
         "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-        "candidates": [variant.name for variant in variants],
+        "candidates": [one.name for one in comparison.candidates],
         "draws": max(plan.draws for plan in plans),
         "clients": common_charges(plans),
     }
@@ -70,11 +68,9 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
     return plan
 
 
-def _plan_of(
-    name: str, loaded: LoadedExperiment, metric: str, mean: float, shape: float | None
-) -> SearchPlan:
+def _plan_of(candidate: LoadedVariant, metric: str, search: SearchSettings) -> SearchPlan:
     """Return the plan of a search with a single candidate."""
-    federation = assemble(loaded, ledger=None)
+    name, federation = candidate.name, assemble(candidate.loaded, ledger=None)
     refuse_overspending(federation)
     known = federation.test_metrics(federation.initial_arrays())
     if metric not in known:
@@ -92,12 +88,12 @@ def _plan_of(
         clients.append(ClientCharge(client=client, delta=plan.delta, ledger=ledger))
     values = federation.model.shared.parameters.size
     return SearchPlan(
-        digest=run_fingerprint(loaded),
+        digest=run_fingerprint(candidate.loaded),
         data=fingerprint(federation)["data"],
         candidates=[name],
         metric=metric,
-        mean=mean,
-        shape=shape,
+        mean=search.mean,
+        shape=search.eta,
         adjacency=privacy.adjacency.name,
         draws=max(plan.steps_to_take for plan in plans) * (values + 1),
         clients=clients,

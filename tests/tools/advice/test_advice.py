@@ -11,7 +11,7 @@ import yaml
 
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.formatting import epsilon_text
-from fedsim.experiment import ExperimentWithClients, load_experiment
+from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.runner import run_experiment
@@ -242,14 +242,14 @@ def test_batches_of_a_hundred_different_rates_are_calibrated_at_most_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One noise for each size takes seconds; candidates get theirs from a closed form."""
-    planned, sampled = ranking.planned_clients, []
+    planned, sampled = ranking.with_plans, []
 
-    def counted(experiment: ExperimentWithClients, federation: Federation) -> Any:
-        if experiment.local.batch_size != "full":
-            sampled.append(experiment)
-        return planned(experiment, federation)
+    def counted(federation: Federation, loaded: LoadedExperiment) -> Any:
+        if loaded.experiment.local.batch_size != "full":
+            sampled.append(loaded)
+        return planned(federation, loaded)
 
-    monkeypatch.setattr(ranking, "planned_clients", counted)
+    monkeypatch.setattr(ranking, "with_plans", counted)
     many = {"partition": {"scheme": "quantity", "num_clients": 100, "min_examples": 2}}
     advised({**OLD_QUICKSTART, "data": {"dataset": "digits", **many}})
     assert len(sampled) <= 1
