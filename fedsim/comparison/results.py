@@ -1,6 +1,6 @@
 """Results of a comparison: means, differences and tests over the runs of all variants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -187,6 +187,7 @@ def summarise(
     seeds: tuple[int, ...],
     settings: Mapping[str, Mapping[str, object]],
     changes: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    remarks: Iterable[str] = (),
 ) -> Results:
     """Return the means, differences and tests of a comparison from the results of its runs.
 
@@ -231,6 +232,7 @@ def summarise(
         ),
         pair_check=check_pairs(digests, compared),
         settings=settings_table(settings),
+        remarks=tuple(remarks),
     )
 
 
