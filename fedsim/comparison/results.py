@@ -213,10 +213,8 @@ def summarise(
             values, subtracted = zip(*shared.values(), strict=True)
             pairs[variant] = replace(paired_difference(values, subtracted), seeds=tuple(shared))
     adjusted = holm([pair.t_p for pair in pairs.values()])
-    differences = {
-        variant: replace(pair, holm_p=holm_p)
-        for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
-    }
+    for (variant, pair), holm_p in zip(list(pairs.items()), adjusted, strict=True):
+        pairs[variant] = replace(pair, holm_p=holm_p)
     digests = {
         variant: {run.seed: run.pair_digests for run in runs if run.is_finished}
         for variant, runs in by_name.items()
@@ -227,7 +225,7 @@ def summarise(
         baseline=baseline,
         seeds=seeds,
         variants=tuple(
-            VariantResult(one, changes.get(one, {}), runs, differences.get(one), unfit.get(one))
+            VariantResult(one, changes.get(one, {}), runs, pairs.get(one), unfit.get(one))
             for one, runs in by_name.items()
         ),
         pair_check=check_pairs(digests, compared),
