@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsim.comparison.comparison_result import ComparisonResult, write_comparison, write_settings
 from fedsim.comparison.differences import Baseline, unit_problems, units_of
-from fedsim.comparison.given_runs import GivenVariants, read_variants, shared_digests
+from fedsim.comparison.given_runs import read_variants, shared_digests
 from fedsim.comparison.jobs import (
     MARKER,
     Job,
@@ -29,11 +29,12 @@ from fedsim.comparison.outcomes import read_outcome, read_run
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
 from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
-from fedsim.comparison.terminal import ComparisonProgress, notebook_comparison
+from fedsim.comparison.terminal import ComparisonProgress
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
+from fedsim.report.progress import notebook_console
 from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
@@ -134,8 +135,8 @@ def compare(
     else:
         comparison = load_comparison(source, changes=changes, overrides=overrides)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    silent = ComparisonProgress(Console(quiet=True, force_terminal=False))
-    return _perform(comparison, directory, workers, callback or notebook_comparison() or silent)
+    console = notebook_console() or Console(quiet=True, force_terminal=False)
+    return _perform(comparison, directory, workers, callback or ComparisonProgress(console))
 
 
 def _perform(
@@ -174,10 +175,10 @@ def _perform(
             seeds=comparison.seeds,
             settings={variant.name: variant.settings for variant in comparison.variants},
             changes={variant.name: variant.changes for variant in comparison.variants},
+            remarks=arm_notes({variant.name: variant.arm for variant in comparison.variants}),
         )
-        notes = tuple(arm_notes({variant.name: variant.arm for variant in comparison.variants}))
-        remedy = _remedy(comparison, results, directory) if chosen is None else None
-        results = replace(results, remarks=notes, remedy=remedy)
+        if chosen is None:
+            results = replace(results, remedy=_remedy(comparison, results, directory))
         if tune is not None and chosen:
             tuning = cost_of_tuned(results, directory, tune, chosen)
         else:
@@ -268,20 +269,22 @@ def compare_runs(
     variants, left_out = read_variants([Path(run) for run in runs])
     directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
     check_directory(directory, of_runs=True)
-    compared = [(name, run) for name, runs in variants.items() for run in runs]
+    outcomes = [
+        read_run(run.path, directory, run.experiment, variant, shared_digests(run))
+        for variant, runs in variants.items()
+        for run in runs
+    ]
     results = summarise(
         directory.name,
-        [
-            read_run(run.path, directory, run.experiment, variant, shared_digests(run))
-            for variant, run in compared
-        ],
+        outcomes,
         metric=metric,
-        baseline=_baseline(variants, baseline),
-        seeds=tuple(sorted({run.experiment.seed for _, run in compared})),
+        baseline=_baseline({run.variant: run.unit for run in outcomes}, baseline),
+        seeds=tuple(sorted({run.seed for run in outcomes})),
         settings={name: runs[0].settings for name, runs in variants.items()},
+        remarks=left_out,
     )
-    results = replace(results, remarks=tuple(left_out))
-    tuning = tuning_of_runs(results, [run.path for _, run in compared])
+    paths = [run.path for runs in variants.values() for run in runs]
+    tuning = tuning_of_runs(results, paths)
     directory.mkdir(parents=True, exist_ok=True)
     # It lists the runs, so that the directory stands for them.
     content = {
@@ -292,17 +295,15 @@ def compare_runs(
             name: {run.experiment.seed: str(run.path) for run in runs}
             for name, runs in variants.items()
         },
-        "runs": [str(run.path.resolve()) for _, run in compared],
+        "runs": [str(path.resolve()) for path in paths],
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     RunDirectory(directory).write_text(MARKER, text)
     return _written(ComparisonResult(directory, results, tuning, interrupted=False))
 
 
-def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
+def _baseline(units: Mapping[str, str | None], asked: str | None) -> Baseline:
     """Return the baseline, or the baseline of each privacy unit if the variants have two units."""
-    experiments = {name: runs[0].experiment for name, runs in variants.items()}
-    units = {name: entry.privacy and entry.privacy.unit for name, entry in experiments.items()}
     if asked is not None and asked not in units:
         hint = did_you_mean(asked, units) or f"; there are {', '.join(units)}"
         raise ComparisonError(f"there is no variant {asked!r}{hint}")

@@ -88,7 +88,6 @@ class ComparisonResult:
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
         results, sentences = self.results, unfit_sentences(self.results)
-        unfit = [{**vars(entry), "worse_than": list(entry.worse_than)} for entry in results.unfit]
         return {
             "schema": SCHEMAS["comparison.json"],
             "name": results.name,
@@ -99,7 +98,7 @@ class ComparisonResult:
             "pairing": results.pair_check.to_json(),
             "variants": [{**v.to_json(), "scores": scores_json(v)} for v in results.variants],
             "settings": {name: dict(row) for name, row in results.settings.values.items()},
-            "unfit": [{**one, "sentence": sentences[one["variant"]]} for one in unfit],
+            "unfit": [{**vars(v), "sentence": sentences[v.variant]} for v in results.unfit],
             "remedy": results.remedy,
             "notes": notes_of(results),
             "tuning": asdict(self.tuning),

@@ -48,16 +48,6 @@ class LoadedVariant:
         """All settings except name and seed, as `{"key.path": value}`."""
         return compared_settings(self.experiment)
 
-    @property
-    def is_private(self) -> bool:
-        """Whether the variant's clients train with differential privacy."""
-        return not self.experiment.not_private
-
-    @property
-    def unit(self) -> str | None:
-        """The privacy unit, `example` or `client`; None without privacy settings."""
-        return self.experiment.privacy and self.experiment.privacy.unit
-
 
 @dataclass(frozen=True)
 class LoadedComparison:
@@ -217,8 +207,14 @@ def _rules(
     settings: ComparisonSettings, names: list[str], *, search: bool
 ) -> Iterator[PathMessage]:
     yield from file_problems(settings) if search else required_problems(settings)
-    if settings.baseline is not None and not search:
-        yield from _unknown_baselines(settings.baseline, names)
+    if (baseline := settings.baseline) is not None and not search:
+        single = isinstance(baseline, str)
+        named = {(): baseline} if single else {(unit,): name for unit, name in baseline.items()}
+        for unit, name in named.items():
+            if name not in names:
+                yield ("baseline", *unit), _no_such_variant(name, names)
+        if not named:
+            yield ("baseline",), "names no variant"
     if len(names) == 1 and not search:
         yield ("variants",), "there must be at least two variants to compare"
     seeds = len(settings.seeds or (0,))
@@ -245,12 +241,13 @@ def _rules(
 
 def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
     """Yield why variants cannot be compared or selected within one privacy unit."""
-    units = {variant.name: variant.unit for variant in comparison.variants}
+    experiments = {variant.name: variant.experiment for variant in comparison.variants}
+    units = {name: one.privacy and one.privacy.unit for name, one in experiments.items()}
     yield from unit_problems(units, comparison.baseline)
     select = comparison.settings.select
     if select is None:
         return
-    if not select.among and not any(variant.is_private for variant in comparison.variants):
+    if not select.among and all(one.not_private for one in experiments.values()):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
     kinds = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
     if len(kinds) > 1:
@@ -275,16 +272,6 @@ def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
         for variant, has in lacking[:1] if metric.startswith("test_") else ():
             hint = f"it has test_{', test_'.join(has)} (evaluation.metrics adds others)"
             yield path, f"variant {variant!r} has no {metric}; {hint}"
-
-
-def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:
-    single = isinstance(baseline, str)
-    named = {(): baseline} if single else {(unit,): name for unit, name in baseline.items()}
-    for unit, name in named.items():
-        if name not in names:
-            yield ("baseline", *unit), _no_such_variant(name, names)
-    if not named:
-        yield ("baseline",), "names no variant"
 
 
 def _no_such_variant(name: str, names: list[str]) -> str:

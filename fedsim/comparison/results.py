@@ -1,6 +1,6 @@
 """Results of a comparison: means, differences and tests over the runs of all variants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -187,6 +187,7 @@ def summarise(
     seeds: tuple[int, ...],
     settings: Mapping[str, Mapping[str, object]],
     changes: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    remarks: Iterable[str] = (),
 ) -> Results:
     """Return the means, differences and tests of a comparison from the results of its runs.
 
@@ -212,10 +213,8 @@ def summarise(
             values, subtracted = zip(*shared.values(), strict=True)
             pairs[variant] = replace(paired_difference(values, subtracted), seeds=tuple(shared))
     adjusted = holm([pair.t_p for pair in pairs.values()])
-    differences = {
-        variant: replace(pair, holm_p=holm_p)
-        for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
-    }
+    for (variant, pair), holm_p in zip(list(pairs.items()), adjusted, strict=True):
+        pairs[variant] = replace(pair, holm_p=holm_p)
     digests = {
         variant: {run.seed: run.pair_digests for run in runs if run.is_finished}
         for variant, runs in by_name.items()
@@ -226,11 +225,12 @@ def summarise(
         baseline=baseline,
         seeds=seeds,
         variants=tuple(
-            VariantResult(one, changes.get(one, {}), runs, differences.get(one), unfit.get(one))
+            VariantResult(one, changes.get(one, {}), runs, pairs.get(one), unfit.get(one))
             for one, runs in by_name.items()
         ),
         pair_check=check_pairs(digests, compared),
         settings=settings_table(settings),
+        remarks=tuple(remarks),
     )
 
 

@@ -38,7 +38,6 @@ from fedsim.comparison.text import (
     seeds_text,
     unfit_sentences,
 )
-from fedsim.report.progress import notebook_console
 from fedsim.report.terminal import print_sentence, print_table
 
 _MAX_COLUMNS = 4
@@ -98,12 +97,6 @@ class ComparisonProgress:
         """Stop the progress bars, which may start again: candidates of tuning come first."""
         if self._progress.live.is_started:
             self._progress.stop()
-
-
-def notebook_comparison() -> ComparisonProgress | None:
-    """Return a callback that shows progress in a notebook; None outside of a notebook."""
-    console = notebook_console()
-    return None if console is None else ComparisonProgress(console)
 
 
 def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:

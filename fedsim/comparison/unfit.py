@@ -14,7 +14,7 @@ variant is unfit if one of three facts holds:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from statistics import fmean
@@ -59,15 +59,14 @@ _Settings = Mapping[str, object]
 
 def unfit_variants(
     metric: str, runs: _Runs, settings: Mapping[str, _Settings]
-) -> tuple[UnfitVariant, ...]:
-    """Return the variants that no other one should be compared with.
+) -> Iterator[UnfitVariant]:
+    """Yield the variants that no other one should be compared with.
 
     Guarantee: if no variant is truly worse than one with less information, `worse_than` is empty
     for all of them with probability at least 95 %. This holds for normal differences, since the
     intervals are simultaneous over all ordered pairs (Bonferroni).
     """
     worse, entry = _worse_than(metric, runs, settings), metric_entry(metric)
-    every: list[UnfitVariant] = []
     for name, outcomes in runs.items():
         finished = [run for run in outcomes if run.is_finished]
         scores = [run.scores for run in finished if run.scores is not None]
@@ -86,8 +85,8 @@ def unfit_variants(
             constant_loss=fmean(losses) if losses else None,
             worse_than=worse.get(name, ()),
         )
-        every.append(unfit)
-    return tuple(v for v in every if v.is_constant or v.has_useless_loss or v.worse_than)
+        if unfit.is_constant or unfit.has_useless_loss or unfit.worse_than:
+            yield unfit
 
 
 def _has_useless_loss(metric: str, finished: Sequence[RunOutcome]) -> bool:

@@ -27,8 +27,8 @@ def test_every_variant_is_the_base_with_its_changes_and_every_seed(directory: Pa
     plain, private = loaded.variants
     assert [plain.with_seed(seed).experiment.seed for seed in loaded.seeds] == [0, 1]
     assert plain.experiment.privacy is None
-    assert not plain.is_private
-    assert private.is_private
+    assert plain.experiment.not_private
+    assert not private.experiment.not_private
     assert private.experiment.privacy is not None
     assert (plain.changes, private.changes) == ({"privacy": None}, {})
 
@@ -276,7 +276,7 @@ def test_overrides_are_of_the_base_and_a_variant_has_the_last_word(directory: Pa
 def test_a_base_without_privacy_has_no_private_arm(directory: Path, off: str) -> None:
     (directory / "compare.yaml").write_text(ARMS.replace("  loose", "  # loose"))
     loaded = load_comparison(directory / "compare.yaml", overrides=[off])
-    assert [variant.is_private for variant in loaded.variants] == [False] * 3
+    assert all(variant.experiment.not_private for variant in loaded.variants)
 
 
 def test_a_mistaken_override_is_said_once_and_as_it_was_given(directory: Path) -> None:

@@ -37,7 +37,7 @@ def test_candidates_are_around_each_variants_own_value_on_seeds_that_are_not_com
     assert rates["dp"] == pytest.approx([2.0 * factor for factor in FACTORS], rel=1e-2)
     assert comparison.seeds == (0, 2)
     for variant in comparison.variants:
-        assert variant.is_private is variant.name.startswith("dp")
+        assert bool(variant.experiment.not_private) is variant.name.startswith("plain")
 
 
 def test_a_variant_without_a_key_does_not_tune_it(directory: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_null_target_is_without_privacy_and_the_first_value_the_baseline(
         "target_epsilon=8",
         "target_epsilon=2",
     ]
-    assert [one.is_private for one in loaded.variants] == [False, True, True]
+    assert [bool(one.experiment.not_private) for one in loaded.variants] == [True, False, False]
     assert loaded.baseline == "target_epsilon=null"
     assert loaded.seeds == (0, 1)
     privacy = loaded.variants[2].experiment.privacy

@@ -32,7 +32,7 @@ def test_the_distributed_recipe_is_that_of_the_digits_in_another_trust_model() -
 
 def test_the_users_are_compared_at_one_epsilon_and_one_unit() -> None:
     loaded = load_comparison(EXPERIMENTS / "compare_users.yaml")
-    assert {one.unit for one in loaded.variants} == {"client"}
+    assert {one.settings["privacy.unit"] for one in loaded.variants} == {"client"}
     sizes = [one.experiment.data.partition.num_clients for one in loaded.variants]
     assert sizes == [1000, 300, 100, 1000, 1000]
 

@@ -42,7 +42,7 @@ from fedsim.report.chart import (
     room_around,
 )
 
-_ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it
+_ON_OTHER_AXIS = "privacy.target_epsilon"  # ε itself: the figure against ε shows it
 _WITHOUT = ("privacy", "null")
 _UNTOLD = ("given", "–")  # of a section, and of a key of a section that is null
 _LEAST_CATEGORIES = 3  # of values that are no numbers
@@ -74,7 +74,7 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
     """
     variants = {v.name: v for v in results.variants if results.metric in v.metrics}
     table = results.settings.among(variants)
-    keys = [key for key in table.keys if key not in _ON_OTHER_AXIS]
+    keys = (key for key in table.keys if key != _ON_OTHER_AXIS)
     return tuple(sweep for key in keys for sweep in _sweep_of(key, table, variants))
 
 
@@ -106,11 +106,6 @@ def _spread(numbers: Sequence[float]) -> float:
     return max(gaps) / min(gaps)
 
 
-def _words(key: str, text: str) -> str:
-    """Return the text of another setting in the name of a line."""
-    return "no privacy" if (key, text) == _WITHOUT else f"{key.rpartition('.')[2]}={text}"
-
-
 def _text(table: SettingsTable, name: str, key: str) -> str:
     """Return the text of a variant's value of a key, the same for equal numbers."""
     values = table.values[name]
@@ -140,9 +135,13 @@ def _sweep_of(
     shared = set.intersection(*(set(rest) for rest in lines))
     named: list[tuple[str, Points]] = []
     for rest, points in lines.items():
-        told = (pair for pair in rest if pair not in shared and pair[1] not in _UNTOLD)
+        words = (
+            "no privacy" if (other, text) == _WITHOUT else f"{other.rpartition('.')[2]}={text}"
+            for other, text in rest
+            if (other, text) not in shared and text not in _UNTOLD
+        )
         ordered = tuple((text, points[text]) for text in places if text in points)
-        named.append((", ".join(_words(*pair) for pair in told), ordered))
+        named.append((", ".join(words), ordered))
     yield Sweep(key, places, is_numeric, tuple(named))
 
 
