@@ -1,7 +1,7 @@
 """Settings classes of a whole experiment file, and functions that write settings as YAML."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
@@ -27,6 +27,28 @@ from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
+
+
+class FederatedTask:
+    """Public facts about `task: federated`, in which clients train one global model in rounds.
+
+    `PateSettings` has the same attributes and methods for `task: pate`.
+    """
+
+    saves_derived_model = False  # the run saves the model that the server sends to clients
+    votes: Mapping[str, Any] | None = None  # content of `votes` in `privacy.json`
+
+    def ballots(self, rounds: int) -> None:
+        """Return None, as clients cast no votes in this task."""
+
+    def work(self, rounds: int, local: LocalSettings) -> str:
+        """Return the work of a run in words: its rounds, and the steps or epochs of a round."""
+        if local.epochs is None:
+            length = count_text(local.given_steps, "step")
+        else:
+            length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
+        return f"{count_text(rounds, 'round')} of {length}"
+
 
 _HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -113,21 +135,14 @@ class Experiment(Settings):
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
-    def work(self) -> str:
-        """The work of a run in words: its rounds, and the queries or the length of a round."""
-        rounds, local = self.federation.rounds, self.local
-        if self.pate is not None:
-            return self.pate.work(rounds)
-        if local.epochs is None:
-            length = count_text(local.given_steps, "step")
-        else:
-            length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
-        return f"{count_text(rounds, 'round')} of {length}"
+    def task_facts(self) -> PateSettings | FederatedTask:
+        """The public facts of the clients' task: training a model, or voting (`task: pate`)."""
+        return FederatedTask() if self.pate is None else self.pate
 
     @property
     def ballots(self) -> Ballots | None:
         """The plan of the votes of `task: pate`; None if clients train a global model."""
-        return None if self.pate is None else self.pate.ballots(self.federation.rounds)
+        return self.task_facts.ballots(self.federation.rounds)
 
     @property
     def release_kind(self) -> ReleaseKind:
@@ -172,9 +187,10 @@ class Experiment(Settings):
 
         So if clients exchange only a part of the saved model, and for zeroth-order steps and PATE.
         """
-        lora, is_student = self.model.lora, self.pate is not None
+        lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
-        return is_merged or is_student or self.local.gradient_facts.saves_derived_model
+        makers = self.task_facts, self.local.gradient_facts
+        return is_merged or any(maker.saves_derived_model for maker in makers)
 
     @property
     def has_server_noise(self) -> bool:

@@ -1,7 +1,7 @@
 """Settings of PATE, the section `pate` of an experiment with `task: pate`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,9 @@ class StudentSettings(Settings):
 
 class PateSettings(Settings):
     """Settings of PATE: queries, noise and student (Confident-GNMax, Papernot et al. 2018)."""
+
+    # Facts of the task; `FederatedTask` has the same names.
+    saves_derived_model: ClassVar[bool] = True  # the student
 
     queries: int = Field(
         ge=1,
@@ -105,8 +108,13 @@ class PateSettings(Settings):
             "sigma": self.sigma,
         }
 
-    def work(self, rounds: int) -> str:
-        """Return a description of a run's work in rounds, for the first lines that it prints."""
+    def work(self, rounds: int, local: LocalSettings) -> str:
+        """Return a description of the run's work, for the first lines that a run prints.
+
+        Args:
+            rounds: number of rounds of the run.
+            local: not used, as teachers train only once.
+        """
         return (
             f"{self.queries:,} queries, at most {self.most_answers:,} answers, "
             f"{count_text(rounds, 'round')}"

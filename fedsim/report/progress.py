@@ -52,7 +52,7 @@ def headline(federation: Federation) -> list[str]:
     first = (
         f"{experiment.name}: {_clients(federation)} with "
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{experiment.work}"
+        f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
     )
     plans, privacy = federation.plan.clients, experiment.privacy
     if plans is None or privacy is None or experiment.not_private:

@@ -35,7 +35,7 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
         "unit": privacy.unit,
         "sums": _sums(experiment, privacy),
         "participation": _participation(experiment),
-        "votes": None if experiment.pate is None else experiment.pate.votes,
+        "votes": experiment.task_facts.votes,
         "weighting": experiment.federation.weights.name if kind.protects_client else None,
         "adjacency": privacy.adjacency.name,
         "accountant": privacy.accountant.name,
