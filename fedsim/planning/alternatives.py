@@ -72,12 +72,6 @@ class PlannedCell:
         """Who adds the noise: "client", "server", or "share" if each client adds a share of it."""
         return {"local": "client", "distributed": "share", "central": "server"}[self.trust]
 
-    @property
-    def noise_range(self) -> tuple[float, float]:
-        """Smallest and largest noise multiplier of any client."""
-        values = [client.noise_multiplier for client in self.clients]
-        return min(values), max(values)
-
     def epsilon(self, observer: str) -> float | None:
         """Return the largest ε of any client against an observer; None if it is trusted."""
         values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]

@@ -178,12 +178,13 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     for cell in cells:
         if cell.reason is not None:
             continue
+        noises = [client.noise_multiplier for client in cell.clients]
         epsilons = (cell.epsilon(observer) for observer in OBSERVERS)
         table.add_row(
             cell.unit,
             cell.trust + (" *" if cell.is_own else ""),
             _NOISE[cell.noise_by],
-            range_text(list(cell.noise_range), digits=3) if cell.clients else "–",
+            range_text(noises, digits=3) if noises else "–",
             *("trusted" if epsilon is None else epsilon_text(epsilon) for epsilon in epsilons),
         )
     print_table(console, table)
