@@ -61,11 +61,6 @@ class Over:
     whole: bool = False  # only whole numbers are marked
 
 
-def over_rounds(rounds: Sequence[int]) -> Over:
-    """Return a horizontal axis whose coordinates are the numbers of rounds."""
-    return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
-
-
 @dataclass(frozen=True)
 class Curve:
     """A curve of a quantity over the rounds, or over a cost such as ε."""

@@ -183,9 +183,9 @@ class PhaseDisplay:
 
 
 @contextmanager
-def shown_phases(console: Console | None = None) -> Iterator[Phases]:
+def shown_phases() -> Iterator[Phases]:
     """Yield an object to which a run reports its phases; the object shows them on stderr."""
-    phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
+    phases = Phases(PhaseDisplay(Console(stderr=True)).show)
     try:
         yield phases
     finally:
