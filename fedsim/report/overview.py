@@ -17,6 +17,7 @@ from fedsim.report.contents import RunContents, quoted, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, common_target
+from fedsim.runs.recorded_figures import PERSONALIZATION
 from fedsim.server.round_report import numbers_of
 from fedsim.statement.facts import Outcome
 from fedsim.statement.guarantee import against_text, is_plain, stated_certificates, unit_text
@@ -210,9 +211,10 @@ def _score_cards(contents: RunContents) -> Iterator[Card]:
         clients, examples = (len(asked["clients"]), asked["examples"]) if asked else (0, 0)
         detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
         yield Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)
-    if contents.personal is not None and (scores := contents.personal["personal"]):
+    personal = contents.optional(PERSONALIZATION)
+    if personal is not None and (scores := personal["personal"]):
         name = "accuracy" if "accuracy" in scores else next(iter(scores))
-        others = metric_text(name, contents.personal["global"][name])
+        others = metric_text(name, personal["global"][name])
         detail = f"public data; global model {others} on the same held-out examples"
         yield Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)
 
