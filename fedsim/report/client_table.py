@@ -20,13 +20,11 @@ from fedsim.statement.guarantee import epsilon_heading
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
-MAX_BARS = 40  # clients above which a curve replaces the bars
 _NOTHING = "–"
 _MAX_REASON_CHARS = 301
 _IDENTITY = ("client", "name")
 
-CellValue = str | int
-Cells = tuple[CellValue, ...]
+Cells = tuple[str | int, ...]
 # A client's values by column, and notes: texts by the kind to filter by.
 _Entry = tuple[Mapping[str, Any], Mapping[str, str]]
 

@@ -22,12 +22,12 @@ from fedsim.core.formatting import clients_text, metric_text, percent_text
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context
-from fedsim.report.client_table import MAX_BARS, client_table, incidents
+from fedsim.report.client_table import client_table, incidents
 from fedsim.report.contents import RunContents, read_contents, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
 from fedsim.report.overview import cost_drawings, round_drawings
-from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
+from fedsim.report.plots import MAX_BARS, attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.runs.recorded_figures import PERSONALIZATION
