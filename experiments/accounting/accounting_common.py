@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedsim.report.chart import Chart
-from fedsim.report.drawing import write_chart
+from fedsim.report.drawing import ChartFigure
 
 Number = TypeVar("Number", int, float)
 
@@ -62,5 +62,5 @@ def save_plot(arguments: argparse.Namespace, name: str, plot: Chart) -> None:
     """Saves a plot in the look of the report into the directory of the options."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{name}.{arguments.format}"
-    write_chart(plot, path)
+    ChartFigure(plot).save(path)
     show(f"plot: {path}")

@@ -202,7 +202,7 @@ def plan_command(
     with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import plan_experiment
-        from fedsim.report.drawing import check_chart_path, write_chart
+        from fedsim.report.drawing import ChartFigure, check_chart_path
         from fedsim.report.plan_terminal import print_plan
         from fedsim.report.progress import shown_phases
 
@@ -216,7 +216,7 @@ def plan_command(
     if path is not None:
         from fedsim.report.plots import plan_chart
 
-        write_chart(plan_chart(result), path)
+        ChartFigure(plan_chart(result)).save(path)
     if as_json:
         print_json(result.to_json())
     else:

@@ -157,6 +157,7 @@ def verify_command(
     recomputed from its ledger, and --root is the hash of the last record there.
     """
     with command_imports():
+        from fedsim.core.formatting import epsilon_text
         from fedsim.report.progress import shown_phases
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.files import refuse_in_use
@@ -180,7 +181,9 @@ def verify_command(
             replayed = OPTIONS["verify --replay"](run_directory, base=base, phases=phases)
             more["replayed"] = {name: getattr(replayed, name) for name in _REPLAYED}
             verification = replace(verification, problems=replayed.problems)
-    lines = [f"{directory}: sound ({_spend_in_words(verification)})"]
+    epsilons = [client.recomputed for client in verification.clients]
+    text = f"largest ε = {epsilon_text(max(epsilons))}" if epsilons else "no privacy was claimed"
+    lines = [f"{directory}: sound ({len(epsilons)} clients recomputed, {text})"]
     if verification.root is not None:
         lines.append(f"root: {verification.root}")
     if "replayed" in more:
@@ -204,11 +207,3 @@ def _print_check(
         click.echo(f"{directory}: not checked: {item}", err=True)
     if found.problems:
         sys.exit(ExitCode.FAILED)
-
-
-def _spend_in_words(verification: "Verification") -> str:
-    from fedsim.core.formatting import epsilon_text
-
-    epsilons = [client.recomputed for client in verification.clients]
-    text = f"largest ε = {epsilon_text(max(epsilons))}" if epsilons else "no privacy was claimed"
-    return f"{len(epsilons)} clients recomputed, {text}"

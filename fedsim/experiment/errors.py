@@ -99,8 +99,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        position = f":{self.line}:{self.column}" if self.line is not None else ""
-        place = f"{self.source}{position}"
+        place = self.source if self.line is None else f"{self.source}:{self.line}:{self.column}"
         return ": ".join(part for part in (place, path_text(self.path), self.message) if part)
 
 

@@ -25,9 +25,8 @@ from fedsim.experiment.yaml_loader import (
     Location,
     Node,
     from_python,
-    is_broken,
-    locate,
     parse_yaml,
+    places_on,
     to_python,
 )
 from fedsim.server.settings import FederationSettings
@@ -245,8 +244,9 @@ def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
 
     A message about a value for which a problem was already reported is left out.
     """
-    return [
-        locate(tree, path).problem(path, message)
-        for path, message in messages
-        if not is_broken(tree, path)
-    ]
+    problems: list[Problem] = []
+    for path, message in messages:
+        locations, nodes = zip(*places_on(tree, path), strict=True)
+        if not any(node.broken for node in nodes):
+            problems.append(locations[-1].problem(path, message))
+    return problems

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.client_settings import FaultSettings
@@ -224,8 +224,6 @@ class ExperimentWithClients(Experiment):
     The number is also in `data.partition`, and so in a run's `experiment.yaml`.
     """
 
-    _num_clients: int = PrivateAttr()
-
     @classmethod
     def of(cls, experiment: Experiment, num_clients: int) -> Self:
         """Return an experiment with the number of clients set; it is not validated again.
@@ -250,16 +248,14 @@ class ExperimentWithClients(Experiment):
         return known.model_copy(update={"privacy": privacy.model_copy(update=changes)})
 
     def model_post_init(self, context: object) -> None:
-        """Store the number of clients, or refuse (ValueError) a partition that does not give it."""
-        number = self.data.partition.num_clients
-        if number is None:
+        """Refuse (ValueError) a partition that does not give the number of clients."""
+        if self.data.partition.num_clients is None:
             raise ValueError("data.partition.num_clients: missing; only the data know it here")
-        self._num_clients = number
 
     @property
     def num_clients(self) -> int:
         """Number of clients."""
-        return self._num_clients
+        return cast(int, self.data.partition.num_clients)
 
 
 class _UntitledFields(GenerateJsonSchema):

@@ -86,21 +86,8 @@ def to_python(node: Node) -> object:
     return node.value
 
 
-def locate(root: Node, path: KeyPath) -> Location:
-    """Return the location of the key or list item to which a path leads.
-
-    An empty path leads to the root. If a part of the path is missing in the tree, the result is the
-    location of the last key that exists.
-    """
-    return list(_walk(root, path))[-1][0]
-
-
-def is_broken(root: Node, path: KeyPath) -> bool:
-    """Return whether a problem was reported for the path or for a node above it."""
-    return any(node.broken for _, node in _walk(root, path))
-
-
-def _walk(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
+def places_on(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
+    """Yield (location, node) of the root and of each key or list item on a path that exists."""
     node = root
     yield node.location, node
     for part in path:

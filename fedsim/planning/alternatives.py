@@ -42,6 +42,7 @@ CELLS = tuple(
     (trust, unit) for unit in ("example", "client") for trust in ("local", "distributed", "central")
 )
 _BOUNDS = {"example": "max_grad_norm", "client": "max_update_norm"}
+_NOISE_BY = {"local": "client", "distributed": "share", "central": "server"}
 _TIGHT = 0.999  # least share of its budget that a client with the strictest budget spends
 
 
@@ -67,17 +68,6 @@ class PlannedCell:
     strictest: tuple[int, ...] = ()  # clients that determine the noise of all; none in local trust
     reason: str | None = None  # why the experiment cannot run this way; None if it can
 
-    @property
-    def noise_by(self) -> str:
-        """Who adds the noise: "client", "server", or "share" if each client adds a share of it."""
-        return {"local": "client", "distributed": "share", "central": "server"}[self.trust]
-
-    @property
-    def noise_range(self) -> tuple[float, float]:
-        """Smallest and largest noise multiplier of any client."""
-        values = [client.noise_multiplier for client in self.clients]
-        return min(values), max(values)
-
     def epsilon(self, observer: str) -> float | None:
         """Return the largest ε of any client against an observer; None if it is trusted."""
         values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]
@@ -91,7 +81,7 @@ class PlannedCell:
         known = {name: self.epsilon(name) for name in OBSERVERS}
         facts = {
             "delta": self.delta,
-            "noise_by": self.noise_by,
+            "noise_by": _NOISE_BY[self.trust],
             "honest": self.honest,
             "strictest": self.strictest,
             "epsilon": {name: epsilon for name, epsilon in known.items() if epsilon is not None},

@@ -1,25 +1,20 @@
 """Curves of ε over the number of training steps, computed by several privacy bounds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from fedsim.accountant import Gaussian, PoissonSampled, checks
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.textbook.bounds import Bound, Charges
-from fedsim.core.text_formats import finite_or_none
 
 
 def json_value(value: Any) -> Any:
     """Return a value as JSON: a dataclass as a mapping, an infinite or undefined number as null."""
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {key: json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    return finite_or_none(value) if isinstance(value, float) else value
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
 @dataclass(frozen=True, kw_only=True)

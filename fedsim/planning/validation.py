@@ -95,32 +95,9 @@ class DataFindings:
     """Facts about the data that a run of an experiment would use."""
 
     federation: "Federation"
-
-    @property
-    def client_examples(self) -> tuple[int, ...] | None:
-        """Public number of examples of each client; None if it is private."""
-        plans = self.federation.plan.clients
-        if plans is None:
-            return tuple(self.federation.data.clients.sizes)
-        if self.federation.experiment.release_kind.protects_client:
-            return None
-        return tuple(plan.examples for plan in plans)
-
-    @property
-    def test_range(self) -> tuple[float, float]:
-        """Smallest and largest value of any feature in the test set."""
-        features = self.federation.data.test.features
-        return float(features.min()), float(features.max())
-
-    @property
-    def test_classes(self) -> dict[str, int] | None:
-        """Number of test examples of each class; None if the targets are not classes."""
-        data = self.federation.data
-        if data.num_classes is None:
-            return None
-        names = data.class_names or tuple(map(str, range(data.num_classes)))
-        counts = np.bincount(data.test.targets, minlength=len(names))
-        return dict(zip(names, counts.tolist(), strict=True))
+    client_examples: tuple[int, ...] | None  # public number of each client; None if private
+    test_range: tuple[float, float]  # smallest and largest value of any feature in the test set
+    test_classes: dict[str, int] | None  # test examples of each; None if targets are no classes
 
     @property
     def hints(self) -> list[str]:
@@ -185,4 +162,12 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
     refuse_overspending(federation)
     federation.blocks.check_round(1)
     probe_mechanisms(federation)
-    return DataFindings(federation)
+    data, plans, classes = federation.data, federation.plan.clients, None
+    sizes = data.clients.sizes if plans is None else [plan.examples for plan in plans]
+    are_private = loaded.experiment.release_kind.protects_client
+    if data.num_classes is not None:
+        names = data.class_names or tuple(map(str, range(data.num_classes)))
+        counts = np.bincount(data.test.targets, minlength=len(names))
+        classes = dict(zip(names, counts.tolist(), strict=True))
+    low, high = float(data.test.features.min()), float(data.test.features.max())
+    return DataFindings(federation, None if are_private else tuple(sizes), (low, high), classes)

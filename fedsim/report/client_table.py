@@ -7,28 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from operator import itemgetter
+from typing import Any
 
 from markupsafe import Markup
 
 from fedsim.core.formatting import count_text, shortened
 from fedsim.report.client_data import held_out_accuracies
 from fedsim.report.contents import RunContents
-from fedsim.runs.client_columns import client_places
+from fedsim.runs.client_columns import COLUMNS, client_places
 from fedsim.statement import ClientFacts
 from fedsim.statement.guarantee import epsilon_heading
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
-MAX_BARS = 40  # clients above which a curve replaces the bars
 _NOTHING = "–"
 _MAX_REASON_CHARS = 301
 _IDENTITY = ("client", "name")
 
-CellValue = str | int
-Cells = tuple[CellValue, ...]
-# A client's number, name, cells by column, and notes: texts by the kind to filter by.
-_Entry = tuple[int, str | None, Mapping[str, CellValue], Mapping[str, str]]
+Cells = tuple[str | int, ...]
+# A client's values by column, and notes: texts by the kind to filter by.
+_Entry = tuple[Mapping[str, Any], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -85,19 +83,12 @@ def _spend_table(contents: RunContents, lost: Counter[int]) -> ClientTable:
     tied = len(facts.worst_clients) == len(facts.clients)
     largest = frozenset(() if tied else facts.worst_clients)
     loose = frozenset(facts.clients_with_large_delta)
-    places = client_places("page", rows)
-    headings = {name: place.heading for name, place in places.items()}
+    headings = {name: place.heading for name, place in client_places("page", rows).items()}
     if facts.trust.observers:
         headings["epsilon"] = epsilon_heading(facts, facts.trust.observers[0])
     if facts.objections:
         headings |= {name: f"reported {headings[name]}" for name in ("epsilon", "epsilon_rdp")}
-    # Many clients share a value: each is written once.
-    texts = {name: cache(place.text) for name, place in places.items() if name not in _IDENTITY}
-    entries: list[_Entry] = []
-    for row, client in pairs:
-        cells = {name: text(row.get(name)) for name, text in texts.items()}
-        notes = _spend_notes(client, lost, largest, loose)
-        entries.append((row["client"], row.get("name"), cells, notes))
+    entries = [(row, _spend_notes(client, lost, largest, loose)) for row, client in pairs]
     return _make_table(headings, entries, sorted_by="epsilon" if is_long else "client")
 
 
@@ -114,9 +105,8 @@ def _plain_table(contents: RunContents, lost: Counter[int]) -> ClientTable:
     for row in contents.clients:
         client = row["client"]
         score, count = scores.get(client, _NOTHING), rounds[client]
-        cells = {"examples": row["examples"], "rounds": count, "score": score}
         notes = _last_notes(lost[client], has_trained=count > 0)
-        entries.append((client, row.get("name"), cells, notes))
+        entries.append(({**row, "rounds": count, "score": score}, notes))
     return _make_table(headings, entries, sorted_by="client")
 
 
@@ -124,21 +114,25 @@ def _make_table(
     headings: Mapping[str, str], entries: Sequence[_Entry], *, sorted_by: str
 ) -> ClientTable:
     """Return a table of clients; the entries are in the order of the page."""
-    headings = {**headings, "notes": "notes"}
     columns = [key for key in headings if key not in _IDENTITY]
-    named = sorted(entries, key=itemgetter(0)) if "name" in headings else ()
-    names = {client: name or _NOTHING for client, name, _, _ in named}
+    # Many clients share a value: each is written once.
+    texts = {column.name: cache(column.page.text) for column in COLUMNS if column.page}
+    by_client = sorted(entries, key=lambda entry: entry[0]["client"])
+    named = by_client if "name" in headings else ()
+    names = {row["client"]: row.get("name") or _NOTHING for row, _ in named}
     shown = SHOWN_CLIENTS if len(entries) > MAX_CLIENTS else len(entries)
     kinds: dict[Cells, list[int]] = {}
     filters: dict[str, None] = {}
     first_rows: list[Cells] = []
-    for client, _, cells, notes in entries:
+    for row, notes in entries:
+        client = row["client"]
         filters |= dict.fromkeys(notes)
-        texts = {**cells, "notes": "; ".join(notes.values()) or _NOTHING}
-        kind = tuple(texts[key] for key in columns)
+        cells = (texts.get(key, str)(row.get(key)) for key in columns)
+        kind = (*cells, "; ".join(notes.values()) or _NOTHING)
         kinds.setdefault(kind, []).append(client)
         if len(first_rows) < shown:
             first_rows.append((client, *([names[client]] if names else ()), *kind))
+    headings = {**headings, "notes": "notes"}
     return ClientTable(headings, kinds, tuple(first_rows), sorted_by, tuple(filters), names)
 
 

@@ -15,7 +15,7 @@ from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
-from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION, SCORES
+from fedsim.runs.recorded_figures import CLIENT_DATA, SCORES
 from fedsim.runs.records import absent_clients
 from fedsim.statement import Facts, RunFacts, read_facts
 
@@ -248,11 +248,6 @@ class RunContents(RunFiles):
     """The files of a finished run, with properties for the values that the report shows."""
 
     @cached_property
-    def personal(self) -> dict[str, Any] | None:
-        """Content of `personalization.json`; None if the run scored no personal models."""
-        return self.optional(PERSONALIZATION)
-
-    @cached_property
     def client_data(self) -> dict[str, Any] | None:
         """Content of `client_data.json`; None if the run recorded no figures of private data."""
         return self.optional(CLIENT_DATA)
@@ -297,7 +292,7 @@ class RunContents(RunFiles):
     @property
     def metrics(self) -> dict[str, float | None]:
         """The final metrics on the test set by name, the main metric first."""
-        chosen = self._setting("evaluation", "metrics")
+        chosen = section_of(self.settings, "evaluation").get("metrics")
         return self._metrics("test_", chosen if isinstance(chosen, list) else ())
 
     @property
@@ -324,13 +319,14 @@ class RunContents(RunFiles):
     @property
     def planned_rounds(self) -> int | None:
         """Planned number of rounds; None if `experiment.yaml` cannot be parsed."""
-        rounds = self._setting("federation", "rounds")
+        rounds = section_of(self.settings, "federation").get("rounds")
         return rounds if isinstance(rounds, int) else None
 
-    def _setting(self, section: str, key: str) -> object:
-        """Return a setting of the experiment; None where its file is unreadable."""
-        values = self.settings.get(section)
-        return values.get(key) if isinstance(values, dict) else None
+
+def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of the settings; empty if the settings lack it."""
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def read_contents(directory: RunDirectory) -> RunContents:

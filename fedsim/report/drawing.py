@@ -222,12 +222,29 @@ class ChartFigure:
     chart: Chart
 
     def save(self, path: str | Path) -> None:
-        """Save the figure as an .svg, .png or .pdf file.
+        """Save the figure as an .svg, .png or .pdf file, in fixed colours on white.
 
         Raises:
             InputError: the suffix of `path` is none of .svg, .png and .pdf.
         """
-        write_chart(self.chart, Path(path))
+        chart, path = self.chart, check_chart_path(Path(path))
+        if path.suffix == ".svg":
+            path.write_text(file_svg(chart), encoding="utf-8")
+            return
+        import matplotlib
+        import matplotlib.style
+        from matplotlib.figure import Figure
+
+        with matplotlib.style.context("default"), matplotlib.rc_context({"font.family": _FONT}):
+            top, height = _sheet(chart)
+            figure = Figure(figsize=(chart.width / 72, height / 72))
+            axes = figure.add_axes((0, 0, 1, 1), xlim=(0, chart.width), ylim=(top + height, top))
+            axes.set_axis_off()
+            axes.set_autoscale_on(False)
+            for mark in _with_words(chart):
+                _add_to(axes, mark)
+            date = {"CreationDate": None} if path.suffix == ".pdf" else {}
+            figure.savefig(path, dpi=_DPI, metadata={"Title": chart.label, **date})
 
     def __repr__(self) -> str:
         return f"ChartFigure({self.chart.label})"
@@ -235,27 +252,6 @@ class ChartFigure:
     def _repr_svg_(self) -> str:
         """Return the figure as SVG, for notebooks."""
         return file_svg(self.chart)
-
-
-def write_chart(chart: Chart, path: Path) -> None:
-    """Write a chart to an .svg, .png or .pdf file, in fixed colours on white."""
-    if check_chart_path(path).suffix == ".svg":
-        path.write_text(file_svg(chart), encoding="utf-8")
-        return
-    import matplotlib
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    with matplotlib.style.context("default"), matplotlib.rc_context({"font.family": _FONT}):
-        top, height = _sheet(chart)
-        figure = Figure(figsize=(chart.width / 72, height / 72))
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, chart.width), ylim=(top + height, top))
-        axes.set_axis_off()
-        axes.set_autoscale_on(False)
-        for mark in _with_words(chart):
-            _add_to(axes, mark)
-        date = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        figure.savefig(path, dpi=_DPI, metadata={"Title": chart.label, **date})
 
 
 def file_svg(chart: Chart) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsim.core.formatting import count_text, range_text, shortened
-from fedsim.report.contents import RunContents
+from fedsim.report.contents import RunContents, section_of
 
 _MAX_CHARACTERS = 301
 
@@ -12,7 +12,8 @@ _MAX_CHARACTERS = 301
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
     """Return (label, text) for each line of the box "Experiment", as far as settings are read."""
     settings = contents.settings
-    partition = _call(_section(_section(settings, "data"), "partition"), "scheme")
+    partition = _call(section_of(section_of(settings, "data"), "partition"), "scheme")
+    protocol = _call(section_of(settings, "secure_aggregation"), "protocol")
     task = _name_of(settings.get("task"))
     lines = (
         ("Task", ", ", [] if task in ("none", "federated") else [task]),
@@ -22,7 +23,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
         ("Federation", ", ", _federation(contents)),
         ("Local training", ", ", _local(contents)),
         ("Privacy", ", ", _privacy(contents)),
-        ("Secure aggregation", ", ", [_call(_section(settings, "secure_aggregation"), "protocol")]),
+        ("Secure aggregation", ", ", [protocol]),
         ("Seed", ", ", [_text(settings.get("seed"))]),
     )
     texts = ((label, between.join(filter(None, parts))) for label, between, parts in lines)
@@ -47,7 +48,7 @@ def _sizes(contents: RunContents) -> list[int]:
 
 def _data(contents: RunContents) -> Iterator[str]:
     sizes, counts = contents.sizes, _sizes(contents)
-    yield _dataset(_section(contents.settings, "data"))
+    yield _dataset(section_of(contents.settings, "data"))
     if counts and contents.privacy["adjacency"] != "add_remove":
         yield f"{sum(counts):,} training examples"
     if "test_examples" in sizes:
@@ -68,7 +69,7 @@ def _dataset(data: Mapping[str, Any]) -> str:
 
 
 def _model(contents: RunContents) -> Iterator[str]:
-    model, sizes = _section(contents.settings, "model"), contents.sizes
+    model, sizes = section_of(contents.settings, "model"), contents.sizes
     yield _with_options(_text(model.get("name")), model.get("args"))
     if model.get("features"):
         yield "on " + ", ".join(_name_of(feature) for feature in model["features"])
@@ -83,13 +84,13 @@ def _model(contents: RunContents) -> Iterator[str]:
 
 
 def _federation(contents: RunContents) -> Iterator[str]:
-    federation = _section(contents.settings, "federation")
+    federation = section_of(contents.settings, "federation")
     if not federation:
         return
     yield f"{_text(federation.get('rounds'))} rounds of {_participants(contents, federation)}"
     yield _name_of(federation.get("strategy"))
     yield f"weights {_name_of(federation.get('weighting'))}"
-    participation = _section(federation, "participation")
+    participation = section_of(federation, "participation")
     if participation.get("scheme") == "poisson":
         yield "participation poisson"
     if participation.get("scheme") == "buffered":
@@ -102,7 +103,7 @@ def _federation(contents: RunContents) -> Iterator[str]:
 
 def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
     """Return the clients of a round in words."""
-    participation = _section(federation, "participation")
+    participation = section_of(federation, "participation")
     count, scheme = len(contents.clients), participation.get("scheme")
     asked = federation.get("clients_per_round")
     if scheme == "buffered":
@@ -117,7 +118,7 @@ def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
 
 
 def _local(contents: RunContents) -> Iterator[str]:
-    local = _section(contents.settings, "local")
+    local = section_of(contents.settings, "local")
     if not local:
         return
     length, epochs = count_text(int(local.get("steps") or 0), "step"), local.get("epochs")
@@ -135,7 +136,7 @@ def _local(contents: RunContents) -> Iterator[str]:
 
 
 def _privacy(contents: RunContents) -> Iterator[str]:
-    privacy, facts = _section(contents.settings, "privacy"), contents.facts
+    privacy, facts = section_of(contents.settings, "privacy"), contents.facts
     if not facts.is_private:
         yield "none"
         return
@@ -144,7 +145,7 @@ def _privacy(contents: RunContents) -> Iterator[str]:
     if noises := [client.noise_multiplier for client in facts.clients]:
         yield f"noise multiplier {range_text(noises)}"
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
-    groups = _section(privacy, "clipping").get("groups") or {}
+    groups = section_of(privacy, "clipping").get("groups") or {}
     bounds = [f"{name}: {_text(group.get('max_grad_norm'))}" for name, group in groups.items()]
     where = f"bounds of groups ({', '.join(bounds)})" if bounds else _text(bound)
     if (off := facts.mechanism.off_gradients) is not None:
@@ -157,14 +158,8 @@ def _privacy(contents: RunContents) -> Iterator[str]:
     if facts.kind.draws_batches:
         yield f"sampling {_text(contents.privacy.get('sampling'))}"
     yield f"accountant {_text(contents.privacy['accountant'])}"
-    if orders := _section(privacy, "accountant").get("orders"):
+    if orders := section_of(privacy, "accountant").get("orders"):
         yield f"orders {_text(orders)}"
-
-
-def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of the settings; empty if the settings lack it."""
-    section = settings.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _call(section: Mapping[str, Any], key: str) -> str:

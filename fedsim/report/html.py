@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,15 @@ from fedsim.core.formatting import clients_text, metric_text, percent_text
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context
-from fedsim.report.client_table import MAX_BARS, client_table, incidents
+from fedsim.report.client_table import client_table, incidents
 from fedsim.report.contents import RunContents, read_contents, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
 from fedsim.report.overview import cost_drawings, round_drawings
-from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
+from fedsim.report.plots import MAX_BARS, attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
+from fedsim.runs.recorded_figures import PERSONALIZATION
 from fedsim.statement import Facts, statement_of
 from fedsim.statement.guarantee import against_text, certificates_of
 from fedsim.statement.result import attack_bound
@@ -40,24 +40,16 @@ _MAX_EVENTS = 40  # a longer script is unreadable; privacy.json has the same eve
 _RELATIONS = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE"}
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A Python script that recomputes one client's ε with the library dp-accounting."""
-
-    client: int
-    script: str
-    ledger_head: str | None
-
-
 class _NoCounterpartError(ValueError):
     """dp-accounting has no counterpart of an event in the ledger."""
 
 
-def recipe(contents: RunContents) -> Recipe | None:
-    """Return a script that recomputes the federation's ε, which is the largest ε of any client.
+def recipe(contents: RunContents) -> dict[str, Any] | None:
+    """Return a `script` that recomputes the federation's ε, the largest of any client.
 
-    The result is None without privacy, if nothing was spent, or if dp-accounting has no counterpart
-    of the neighbours or of an event in the ledger.
+    It is a Python script for the library dp-accounting; `client` and `ledger_head` are those of the
+    client with this ε. The result is None without privacy, if nothing was spent, or if
+    dp-accounting has no counterpart of the neighbours or of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
     relation = _RELATIONS.get(contents.privacy["adjacency"] or "")
@@ -78,7 +70,7 @@ def recipe(contents: RunContents) -> Recipe | None:
     facts = {"spend": spend, "privacy": contents.privacy, "relation": relation}
     values = {**facts, "ledgers": ledgers, "observers": OBSERVER_NAMES}
     script = render_page("recipe.py.jinja", values).strip()
-    return Recipe(spend["client"], script, spend.get("ledger_head"))
+    return {"client": spend["client"], "ledger_head": spend.get("ledger_head"), "script": script}
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -177,7 +169,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "scores": contents.scores,
         "client_data": client_data_context(contents),
         "answers": answers_context(contents),
-        "personal": contents.personal,
+        "personal": contents.optional(PERSONALIZATION),
         "against": against_text(facts),
         "shared": shared if facts.is_bounded else None,
         "spend_plot": inline_svg(spend_chart(facts.clients)) if has_bars else None,

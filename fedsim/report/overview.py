@@ -16,7 +16,8 @@ from fedsim.report.chart import Chart
 from fedsim.report.contents import RunContents, quoted, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
-from fedsim.report.plots import Curve, Over, common_target, over_rounds
+from fedsim.report.plots import Curve, Over, common_target
+from fedsim.runs.recorded_figures import PERSONALIZATION
 from fedsim.server.round_report import numbers_of
 from fedsim.statement.facts import Outcome
 from fedsim.statement.guarantee import against_text, is_plain, stated_certificates, unit_text
@@ -29,10 +30,18 @@ _LONG = 3  # smallest axis end in a unit: below it, a smaller unit has better ti
 Drawings = list[tuple[str, Markup]]  # (caption, SVG drawing)
 
 
+def _over_rounds(contents: RunContents) -> Over:
+    rounds = [row["round"] for row in contents.rounds]
+    return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
+
+
 def round_drawings(contents: RunContents) -> Drawings:
     """Return a drawing of each curve over the rounds: metrics, losses, ε and noise."""
-    over = over_rounds([row["round"] for row in contents.rounds])
-    curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
+    over, metrics = _over_rounds(contents), [*contents.metrics]
+    loss = ["test_loss"] if "test_loss" in metrics[1:] else []
+    trained = [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+    names = metrics[:1] + loss + [*contents.client_metrics][:1] + trained
+    curves = [_metric_curve(contents, name, over) for name in names]
     if contents.facts.is_bounded:
         curves.append(_epsilon_curve(contents, over))
     if (noise := noise_curve(contents, over)) is not None:
@@ -47,7 +56,7 @@ def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
         InputError: no round has a finite number of this name.
     """
     name = metric or next(iter(contents.metrics), "")
-    over = over_rounds([row["round"] for row in contents.rounds])
+    over = _over_rounds(contents)
     rows = [numbers_of(row, ("test_", "clients_")) for row in contents.rounds]
     curves = {key: _metric_curve(contents, key, over) for row in rows for key in row}
     if contents.facts.is_bounded:
@@ -94,13 +103,6 @@ def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
 def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """Return the name and size of the unit for an axis from 0 to `largest`."""
     return next((unit for unit in units if largest >= _LONG * unit[1]), units[-1])
-
-
-def _plotted_metrics(contents: RunContents) -> list[str]:
-    names = list(contents.metrics)
-    loss = ["test_loss"] if "test_loss" in names[1:] else []
-    trained = [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
-    return names[:1] + loss + list(contents.client_metrics)[:1] + trained
 
 
 def _metric_curve(contents: RunContents, name: str, over: Over) -> Curve:
@@ -209,9 +211,10 @@ def _score_cards(contents: RunContents) -> Iterator[Card]:
         clients, examples = (len(asked["clients"]), asked["examples"]) if asked else (0, 0)
         detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
         yield Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)
-    if contents.personal is not None and (scores := contents.personal["personal"]):
+    personal = contents.optional(PERSONALIZATION)
+    if personal is not None and (scores := personal["personal"]):
         name = "accuracy" if "accuracy" in scores else next(iter(scores))
-        others = metric_text(name, contents.personal["global"][name])
+        others = metric_text(name, personal["global"][name])
         detail = f"public data; global model {others} on the same held-out examples"
         yield Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)
 

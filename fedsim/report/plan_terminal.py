@@ -21,9 +21,9 @@ _MAX_KINDS = 20
 _MAX_NAMED_CLIENTS = 3
 
 
-def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None:
+def print_bound_curve(curve: BoundCurve) -> None:
     """Print a table of ε over the number of steps; each column is another upper bound on ε."""
-    console = console or Console()
+    console = Console()
     labels = [bound.label for bound in curve.bounds]
     table = figure_table(f"ε of DP-SGD: {curve.schedule.text}", ["steps", *labels])
     for steps, epsilons in curve.points:
@@ -103,7 +103,7 @@ def _print_key(curve: BoundCurve, console: Console) -> None:
         )
 
 
-_NOISE = {"client": "each client", "share": "each a share", "server": "the server"}
+_NOISE = {"local": "each client", "distributed": "each a share", "central": "the server"}
 _KEY = (
     "* as in the file; z: noise multiplier in the client's own bound; ε: the largest of any "
     "client, against who sees each upload (server), sums alone, or global models alone; trusted: "
@@ -178,12 +178,13 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     for cell in cells:
         if cell.reason is not None:
             continue
+        noises = [client.noise_multiplier for client in cell.clients]
         epsilons = (cell.epsilon(observer) for observer in OBSERVERS)
         table.add_row(
             cell.unit,
             cell.trust + (" *" if cell.is_own else ""),
-            _NOISE[cell.noise_by],
-            range_text(list(cell.noise_range), digits=3) if cell.clients else "–",
+            _NOISE[cell.trust],
+            range_text(noises, digits=3) if noises else "–",
             *("trusted" if epsilon is None else epsilon_text(epsilon) for epsilon in epsilons),
         )
     print_table(console, table)

@@ -34,7 +34,6 @@ from fedsim.report.chart import (
     ticks,
     width_of,
 )
-from fedsim.report.client_table import MAX_BARS
 from fedsim.statement import AttackBound, ClientFacts, Profile
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 _CURVE_PIXELS = (310, 175)  # about as wide as a phone: text keeps its size there
 _PROFILE_PIXELS = (330, 189)
+MAX_BARS = 40  # clients above which a curve replaces the bars
 _BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
 _RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
@@ -59,11 +59,6 @@ class Over:
     values: Sequence[float]  # ascending
     text: Callable[[float], str]  # of a coordinate, such as "round 3"
     whole: bool = False  # only whole numbers are marked
-
-
-def over_rounds(rounds: Sequence[int]) -> Over:
-    """Return a horizontal axis whose coordinates are the numbers of rounds."""
-    return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fedsim.core.commands import Phases
 from fedsim.core.formatting import (
     count_text,
     delta_text,
+    duration_text,
     epsilon_text,
     metric_text,
     printable,
@@ -183,9 +184,9 @@ class PhaseDisplay:
 
 
 @contextmanager
-def shown_phases(console: Console | None = None) -> Iterator[Phases]:
+def shown_phases() -> Iterator[Phases]:
     """Yield an object to which a run reports its phases; the object shows them on stderr."""
-    phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
+    phases = Phases(PhaseDisplay(Console(stderr=True)).show)
     try:
         yield phases
     finally:
@@ -291,12 +292,10 @@ class _TimeLeft(progress.ProgressColumn):
 
 def _left_text(end: float) -> str:
     """Return the time until a moment of the monotonic clock, as "12 s left"; "" below 1 s."""
-    minutes, seconds = divmod(round(end - monotonic()), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min left"
-    if minutes > 0:
-        return f"{minutes} min {seconds} s left"
-    return f"{seconds} s left" if minutes == 0 < seconds else ""
+    seconds = round(end - monotonic())
+    if seconds >= 60:
+        return f"{duration_text(seconds)} left"
+    return f"{seconds} s left" if seconds > 0 else ""
 
 
 def _figures(row: Mapping[str, Any]) -> str:

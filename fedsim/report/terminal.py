@@ -23,6 +23,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
+from fedsim.runs.recorded_figures import PERSONALIZATION
 from fedsim.statement.guarantee import epsilon_heading, guarantee_words, is_plain, unit_text
 from fedsim.statement.sentence import OBSERVER_NAMES
 
@@ -192,7 +193,7 @@ def _summary(contents: RunContents, waited: float | None) -> Iterator[str]:
         yield from scores.lines
     if held_out := _figures(contents.client_metrics, "clients_"):
         yield f"on clients' held-out examples: {held_out}"
-    if (personal := contents.personal) is not None:
+    if (personal := contents.optional(PERSONALIZATION)) is not None:
         own, common = _figures(personal["personal"]), _figures(personal["global"])
         figures = f"personal model {own}; global model {common}"
         yield f"public data, on each client's own held-out examples: {figures}"

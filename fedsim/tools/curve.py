@@ -107,7 +107,7 @@ def curve_command(
     with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import experiment_curves
-        from fedsim.report.drawing import check_chart_path, write_chart
+        from fedsim.report.drawing import ChartFigure, check_chart_path
         from fedsim.report.plan_terminal import bounds_csv, print_bound_curve, print_client_kinds
         from fedsim.report.progress import shown_phases
 
@@ -134,7 +134,7 @@ def curve_command(
     if path is not None and drawn is not None:
         from fedsim.report.plots import bounds_chart
 
-        write_chart(bounds_chart(drawn, dotted=marks, whose=whose), path)
+        ChartFigure(bounds_chart(drawn, dotted=marks, whose=whose)).save(path)
     if as_json:
         print_json({"bounds": list(bounds), "curves": [curve.to_json() for curve in curves]})
     elif file is None:

@@ -50,10 +50,11 @@ def test_every_cell_is_there_once_and_the_files_own_is_marked() -> None:
 def test_shares_are_the_noise_over_the_root_of_honest_clients() -> None:
     plan = planned()
     local, shared, central = (cell(plan, one) for one in ("local", "distributed", "central"))
-    z, share = local.noise_range[1], shared.noise_range[0]  # that of the largest batch
+    noises = [[client.noise_multiplier for client in one.clients] for one in (local, shared)]
+    z, share = max(noises[0]), min(noises[1])  # that of the largest batch
     assert shared.honest == 3  # 4 in the smallest sum, 1 of them colluding
     assert share * math.sqrt(3) == pytest.approx(z, rel=1e-9)
-    assert central.noise_range[0] == pytest.approx(z, rel=1e-9)
+    assert min(client.noise_multiplier for client in central.clients) == pytest.approx(z, rel=1e-9)
     assert shared.epsilon("sums") == shared.epsilon("models") == pytest.approx(2.0, abs=1e-3)
     assert shared.epsilon("server") == pytest.approx(gaussian_epsilon(share, 4), rel=3e-3)
     assert [local.epsilon(name) for name in ("server", "sums", "models")] == [

@@ -116,7 +116,7 @@ def test_the_printed_script_recomputes_both(make_run) -> None:
     assert found is not None
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(found.script, {})
+        exec(found["script"], {})
     both = [float(line) for line in output.getvalue().split()]
     assert both == pytest.approx([row["epsilon"], row["epsilon_against_server"]], rel=2e-3)
 

@@ -22,7 +22,7 @@ from fedsim.report.chart import (
     number_text,
     ticks,
 )
-from fedsim.report.drawing import file_svg, inline_svg, write_chart
+from fedsim.report.drawing import ChartFigure, file_svg, inline_svg
 from fedsim.report.plots import bounds_chart
 
 
@@ -72,7 +72,7 @@ def test_a_file_has_heading_and_legend_and_a_page_has_neither(tmp_path: Path) ->
     assert [text for text in words if text] == ["Do not", "publish.", "$a$ & b"]
     assert "var(" not in file_svg(one)
     for suffix in ("png", "pdf"):
-        write_chart(one, tmp_path / f"c.{suffix}")
+        ChartFigure(one).save(tmp_path / f"c.{suffix}")
         assert (tmp_path / f"c.{suffix}").stat().st_size > 1000
 
 

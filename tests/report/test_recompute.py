@@ -45,16 +45,16 @@ def test_equal_events_are_one_line_and_numbers_are_complete(ledger_run):
     found = recipe(read_contents(directory))
     assert found is not None
     line = "compose(dp.PoissonSampledDpEvent(0.3333333333333333, dp.GaussianDpEvent(1.0)), 5)"
-    assert found.script.count("compose(") == 1
-    assert line in found.script
+    assert found["script"].count("compose(") == 1
+    assert line in found["script"]
 
 
 def test_script_is_for_the_client_with_the_largest_epsilon(make_run, private_client):
     spends = [private_client(n, 100, epsilon, 5) for n, epsilon in enumerate((1.0, 3.0, 2.0, 3.0))]
     found = recipe(read_contents(make_run(clients=spends, rounds=5)))
     assert found is not None
-    assert found.client == 1
-    assert found.ledger_head == spends[1]["ledger_head"]
+    assert found["client"] == 1
+    assert found["ledger_head"] == spends[1]["ledger_head"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_script_is_for_the_client_with_the_largest_epsilon(make_run, private_cli
 def test_other_events_have_their_counterparts(ledger_run, event, expression):
     found = recipe(read_contents(ledger_run([{"event": event, "count": 1}])))
     assert found is not None
-    assert f"accountant.compose({expression}, 1)" in found.script
+    assert f"accountant.compose({expression}, 1)" in found["script"]
 
 
 @pytest.mark.parametrize(

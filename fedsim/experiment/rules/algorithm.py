@@ -89,8 +89,7 @@ def unmet_declarations(
     if private and privacy is not None:
         why = f"{name} needs each client's {', '.join(private)}"
         what = "a function of its examples without noise, which no ε covers"
-        fix = "use privacy: null, or another strategy"
-        yield mistake(f"federation.strategy: {why}, {what}; {fix}")
+        yield mistake(f"federation.strategy: {why}, {what}; use privacy: null, or another strategy")
     if sections.local is None:
         return
     optimizer = sections.local.optimizer

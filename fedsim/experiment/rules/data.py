@@ -151,8 +151,7 @@ def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) ->
         yield (*_DATASET, "columns", column), rule
     if isinstance(data.partition, ColumnPartition) and column == dataset.target:
         why = f"{column!r} is the target, and a client would hold one class"
-        fix = "name another column, or use scheme: shards"
-        yield mistake(f"data.partition.column: {why}; {fix}")
+        yield mistake(f"data.partition.column: {why}; name another column, or use scheme: shards")
     for name, settings in dataset.columns.items():
         is_feature = isinstance(settings, ColumnSettings) and name != dataset.target
         if is_feature and data.features == "tokens":

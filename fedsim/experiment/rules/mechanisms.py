@@ -175,8 +175,7 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
         yield mistake(f"privacy.mechanism: {_WHAT} noise is added to slopes; {fix}")
     if privacy.clipping.name == "per_layer" or privacy.clipping.groups:
         why = f"{_WHAT} an example contributes one number for each direction"
-        fix = "directions have no layers; use clipping: flat"
-        yield mistake(f"privacy.clipping: {why}, and {fix}")
+        yield mistake(f"privacy.clipping: {why}, and directions have no layers; use clipping: flat")
     if privacy.is_correlated:
         why = f"{_WHAT} the noise of one step is along other directions than that of the next"
         yield mistake(f"privacy.noise_correlation: {why}, so it cannot cancel; use none")

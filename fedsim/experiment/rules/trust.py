@@ -176,8 +176,7 @@ def check_secure_aggregation(
         yield mistake(f"privacy.clipping: {what}, {why}; {fix}")
     if secure_aggregation.metrics and privacy is not None:
         why = "means over private examples have no noise, and no ε covers them or their sum"
-        fix = "remove metrics, or set privacy: null"
-        yield mistake(f"secure_aggregation.metrics: {why}; {fix}")
+        yield mistake(f"secure_aggregation.metrics: {why}; remove metrics, or set privacy: null")
         return
     for name in secure_aggregation.metrics:
         if name not in TRAIN_METRICS:

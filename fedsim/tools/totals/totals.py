@@ -44,7 +44,7 @@ class ClientTotal:
 
     def to_json(self) -> dict[str, Any]:
         """Return the total as JSON values, which `read_source` can read; an infinite ε is null."""
-        return json_value(vars(self)) | {"ledger": self.ledger.to_list()}
+        return json_value({**vars(self), "ledger": self.ledger.to_list()})
 
 
 @dataclass(frozen=True)
