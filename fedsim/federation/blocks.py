@@ -62,14 +62,15 @@ class BlockPlan:
     def ranges(self) -> tuple[range, ...]:
         """Ranges of consecutive client numbers, which together contain all clients.
 
-        There are about as many ranges as a round has blocks (groups of clients that train
-        together), at most `MAX_RANGES`. Their number is even if there is more than one, so that two
-        workers get equally many.
+        A round has about as many ranges as blocks (groups of clients that train together); if these
+        are more than `MAX_RANGES`, a range has several whole ones. The number of ranges is even if
+        there is more than one, so that two workers get equally many.
         """
         clients = self.participation.num_clients
         _, participants = self.participation.round_sizes
         blocks = -(-participants // self.max_clients)
-        even = blocks + blocks % 2 if blocks > 1 else 1
+        ranges = -(-blocks // -(-blocks // MAX_RANGES))
+        even = ranges + ranges % 2 if ranges > 1 else 1
         return even_ranges(clients, min(even, MAX_RANGES, clients))
 
     def blocks(self, round_number: int) -> tuple[tuple[int, ...], ...]:
