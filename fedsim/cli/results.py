@@ -12,7 +12,7 @@ import click
 from fedsim.cli.options import command_imports, fail, json_option, print_json
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
-from fedsim.core.text_formats import csv_text
+from fedsim.core.text_formats import csv_text, json_value
 
 if TYPE_CHECKING:
     from fedsim.runs.saved_model import Predictions
@@ -83,7 +83,6 @@ def predict_command(
     their scores are printed beside it.
     """
     with command_imports():
-        from fedsim.planning.bounds import json_value
         from fedsim.runs.saved_model import predict
 
     if out is not None and Path(out).exists():

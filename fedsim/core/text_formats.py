@@ -55,6 +55,13 @@ def is_finite(content: object) -> bool:
     return True
 
 
+def json_value(value: Any) -> Any:
+    """Return a value as JSON: a dataclass as a mapping, an infinite or undefined number as null."""
+    from pydantic_core import to_jsonable_python  # takes longer than the rest of this module
+
+    return to_jsonable_python(value, inf_nan_mode="null")
+
+
 def finite_or_none(value: float | None) -> float | None:
     """Return `value`, or None (null in JSON) if it is infinite, NaN or None."""
     return None if value is None or not math.isfinite(value) else value

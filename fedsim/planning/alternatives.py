@@ -23,6 +23,7 @@ from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.core.errors import InputError
+from fedsim.core.text_formats import json_value
 from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import refuse_overspending, with_plans
@@ -31,7 +32,6 @@ from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.settings import SCHEME
 from fedsim.noise.correlated.strategies import INDEPENDENT
 from fedsim.planning import NOTHING_TO_PLAN
-from fedsim.planning.bounds import json_value
 from fedsim.server.participation.schedules import SeparatedSchedule
 from fedsim.statement.sentence import OBSERVER_NAMES
 

@@ -5,16 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from fedsim.accountant import Gaussian, PoissonSampled, checks
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.textbook.bounds import Bound, Charges
-
-
-def json_value(value: Any) -> Any:
-    """Return a value as JSON: a dataclass as a mapping, an infinite or undefined number as null."""
-    return to_jsonable_python(value, inf_nan_mode="null")
+from fedsim.core.text_formats import json_value
 
 
 @dataclass(frozen=True, kw_only=True)

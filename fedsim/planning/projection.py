@@ -15,6 +15,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.commands import Phases
 from fedsim.core.errors import InputError
+from fedsim.core.text_formats import json_value
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import (
     assemble,
@@ -33,7 +34,7 @@ from fedsim.planning.alternatives import (
     planned_epsilon,
     privacy_of,
 )
-from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers, json_value
+from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 
 
 def experiment_curves(

@@ -104,7 +104,7 @@ class StatementTable(list[Row]):
     def fixed(
         self, point: str, kind: Kind, name: str, title: str, text: str, **conditions: Holds
     ) -> None:
-        """Add a template whose text is the same for all facts; `conditions` as in `sentence`."""
+        """Add a template with a fixed text; `conditions` are `holds` and `when` of `sentence`."""
         self.sentence(point, kind, title, name=name, **conditions)(lambda facts: text)
 
 

@@ -76,7 +76,6 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
 
 def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "kernel", lambda: pytest.fail("numba was started"))
-    monkeypatch.setattr(release, "_DEMAND", release.Demand())
     for size in (1000, 100_000):
         sums, into = torch.zeros(4, size), torch.empty(4, size)
         release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], None, into)

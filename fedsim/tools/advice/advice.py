@@ -11,11 +11,11 @@ from rich.console import Console
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import count_text, epsilon_text
+from fedsim.core.text_formats import json_value
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.planning.alternatives import plan_cell
-from fedsim.planning.bounds import json_value
 from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice import why_not_advised

@@ -13,7 +13,7 @@ from fedsim.accountant import Gaussian
 from fedsim.accountant.checks import Floats
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
-from fedsim.planning.bounds import json_value
+from fedsim.core.text_formats import json_value
 from fedsim.tools.attack.evidence import (
     Interval,
     correlation_interval,

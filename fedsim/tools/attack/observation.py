@@ -69,7 +69,7 @@ class Claim:
     steps: int  # of the whole run
     accounting: Accounting
     step_length: float | None = None  # of integers in sums, over the sensitivity; None: no sums
-    others: tuple[int, ...] = ()  # the other honest clients, whose noise is in the sum
+    others: tuple[int, ...] = ()  # the other honest clients; the sum has their noise
 
 
 def claims_of(federation: Federation, client: int) -> list[Claim]:

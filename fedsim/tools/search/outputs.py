@@ -21,8 +21,7 @@ from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.durable import replace_file, sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
-from fedsim.core.text_formats import finite_or_none
-from fedsim.planning.bounds import json_value
+from fedsim.core.text_formats import finite_or_none, json_value
 from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS

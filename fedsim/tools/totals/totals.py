@@ -21,8 +21,7 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer
 from fedsim.clients.mechanisms.kinds import protects_client
-from fedsim.core.text_formats import finite_or_none
-from fedsim.planning.bounds import json_value
+from fedsim.core.text_formats import finite_or_none, json_value
 from fedsim.tools.totals.sources import EVERYONE, Source, SourceError, renamed, repeats
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.limits import MAX_EXAMPLES
 from fedsim.core.settings import Probability, Settings, Share
+from fedsim.core.text_formats import json_value
 from fedsim.experiment.load import read_checked
 from fedsim.experiment.messages import PathMessage
-from fedsim.planning.bounds import json_value
 
 _MAX_STEPS = 10**12  # of the accountants
 

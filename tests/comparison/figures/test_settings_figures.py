@@ -66,6 +66,8 @@ def test_a_line_has_the_variants_that_differ_in_one_setting_alone(
     assert names == [["dp", "dp-lr=2", "dp-lr=4"], ["dp-hidden=8", "other"]]
     assert [name for name, _ in by[LR].lines] == ["hidden=32", "hidden=8"]
     assert by[LR].places == {"1": 1.0, "2": 2.0, "4": 4.0}
+    assert by[LR].is_numeric
+    assert is_geometric([*by[LR].places.values()])
     assert list(by[WIDTH].places.values()) == [8.0, 32.0]
 
 
