@@ -10,6 +10,7 @@ are left out.
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -47,12 +48,18 @@ def problems(path: Path) -> Iterator[str]:
     is_page = path.suffix == ".md" and not name.startswith(_RECORDS)
     patterns = EVERYWHERE | (PAGES if is_page else {})
     text = _prose(path.read_text(encoding="utf-8")) if path.suffix == ".md" else path.read_text()
+    every = _compiled("|".join(patterns))  # most lines have none of them
     for number, line in enumerate(text.splitlines(), start=1):
-        for pattern, fix in patterns.items():
-            for found in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
+        for pattern, fix in patterns.items() if every.search(line) else ():
+            for found in _compiled(pattern).finditer(line):
                 yield f"{name}:{number}: '{found[0]}': {fix}"
     if is_page:
         yield from (f"{name}: two semicolons in a sentence: {one}" for one in _long(text))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
 
 
 def _prose(text: str) -> str:

@@ -88,7 +88,7 @@ def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
         steps: number of runs of each mechanism; not empty, counts >= 1.
         delta: in (0, 1).
     """
-    return _epsilon(_normalise(steps), delta)
+    return _epsilon(_normalise(tuple(steps.items())), delta)
 
 
 def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
@@ -100,14 +100,15 @@ def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
         steps: number of runs of each mechanism; not empty, counts >= 1.
         epsilon: finite, >= 0.
     """
-    return _delta(_normalise(steps), epsilon)
+    return _delta(_normalise(tuple(steps.items())), epsilon)
 
 
-def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
+@lru_cache(maxsize=1 << 8)  # a curve asks for the same steps hundreds of times
+def _normalise(steps: _Counts) -> _Counts:
     """Return the steps sorted, with all unsampled Gaussians joined into one equivalent Gaussian."""
     plain: Counter[float] = Counter()
     rest: Counter[Mechanism] = Counter()
-    for mechanism, count in steps.items():
+    for mechanism, count in steps:
         match mechanism:
             case SampledGaussian(rate, noise) if rate == 1.0:
                 plain[min(noise, _MOST_NOISE)] += count

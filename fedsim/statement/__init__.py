@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from fedsim.accountant.attack_bound import Profile as Profile
 from fedsim.statement import guarantee, limits, mechanism, result
 from fedsim.statement.attack import AttackBound as AttackBound
-from fedsim.statement.attack import Profile as Profile
 from fedsim.statement.attack import profile_of as profile_of
 from fedsim.statement.facts import ClientFacts as ClientFacts
 from fedsim.statement.facts import Facts as Facts

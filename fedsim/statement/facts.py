@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from fedsim.accountant.attack_bound import Profile
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.mechanisms.conditions import ADJACENCIES, HIDING_PROTOCOLS, Choices, unmet
 from fedsim.clients.mechanisms.kinds import ReleaseKind, protects_client
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
-from fedsim.statement.attack import AttackBound, Profile
+from fedsim.statement.attack import AttackBound
 from fedsim.statement.trust_facts import TrustFacts, trust_objections
 
 ACCOUNTANTS = ("pld", "rdp", "moments")

@@ -9,11 +9,12 @@ from typing import Any, NotRequired, TypedDict
 
 from fedsim.accountant import PrivacyLedger, zcdp_rho
 from fedsim.accountant.accountants import AccountantName, choose_accountant
+from fedsim.accountant.attack_bound import Profile
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust import Observer, is_explained_by_shares
 from fedsim.clients.mechanisms.conditions import ADJACENCIES
-from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of
+from fedsim.statement.attack import AttackBound, attack_bound, profile_of
 from fedsim.statement.facts import ACCOUNTANTS, ClientFacts, Facts, MechanismFacts, RunFacts
 from fedsim.statement.trust_facts import TrustFacts
 

@@ -259,7 +259,7 @@ def test_epsilon_never_falls_when_a_step_is_added(
         epsilon = accountant.compose(event).get_epsilon(1e-5)
         assert epsilon >= last * (1 - 1e-9)
         last = epsilon
-        steps = pld._dominated(pld._normalise(accountant.steps))
+        steps = pld._dominated(pld._normalise(tuple(accountant.steps.items())))
         assert steps is not None
         spacings.add(pld._grid(steps)[0])
     assert len(spacings) > 2

@@ -1,6 +1,7 @@
 """Datasets in the forms of Hugging Face, from a folder on disk."""
 
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from fedsim.data.catalog import HuggingFaceArgs
 from fedsim.data.examples import Dataset
 from fedsim.data.settings import DataSettings, LoadContext
 
-datasets = pytest.importorskip("datasets")
-pytest.importorskip("flwr_datasets")
+# Its import takes a second, which only the process pays that runs these tests.
+pytestmark = pytest.mark.skipif(find_spec("flwr_datasets") is None, reason="needs flwr-datasets")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
 
@@ -24,6 +25,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a train and a test split, as the hub stores them."""
+    import datasets
     from PIL import Image
 
     home = tmp_path_factory.mktemp("hub")
@@ -52,6 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    import datasets
+
     def refuse(*args: object) -> None:
         raise AssertionError("the network was used")
 
@@ -76,6 +80,8 @@ def test_images_with_classes_and_clients(folder: Path) -> None:
 
 
 def test_named_classes_are_classes_though_no_example_has_them(tmp_path: Path) -> None:
+    import datasets
+
     labels = datasets.ClassLabel(names=["a", "b", "c"])
     features = datasets.Features(age=datasets.Value("int32"), label=labels)
     table = datasets.Dataset.from_dict(

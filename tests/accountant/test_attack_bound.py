@@ -1,7 +1,6 @@
 """What is said about attackers is a bound: proved from the ledger, and not much above the truth."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,33 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedsim.accountant import make_accountant
+from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.attack_bound import (
+    Profile,
+    gaussian_true_positive_rate,
+    ledger_profile,
+    smallest_mu,
+)
 from fedsim.accountant.events import Adjacency, Gaussian, PoissonSampled
-from fedsim.statement.attack import Profile, gaussian_true_positive_rate, profile_of, smallest_mu
 
 DELTA = 1e-5
 
 
-def sampled(rate: float, noise: float, count: int) -> list[dict]:
-    event = {"type": "Gaussian", "noise_multiplier": noise}
-    return [
-        {"event": {"type": "PoissonSampled", "sampling_rate": rate, "event": event}, "count": count}
-    ]
-
-
-def row_of(ledger: list[dict], delta: float = DELTA) -> dict[str, Any]:
-    return {"client": 3, "ledger": ledger, "delta": delta}
+def sampled(rate: float, noise: float, count: int) -> PrivacyLedger:
+    return PrivacyLedger().record(PoissonSampled(rate, Gaussian(noise)), count)
 
 
 def of(
-    ledger: list[dict],
+    ledger: PrivacyLedger,
     *,
     accountant: AccountantName = "pld",
     adjacency: Adjacency = "zero_out",
     delta: float = DELTA,
 ) -> Profile:
-    found = profile_of(row_of(ledger, delta), accountant, adjacency)
+    found = ledger_profile(ledger, delta, accountant, adjacency)
     assert found is not None
     return found
 
@@ -124,12 +121,11 @@ def test_next_to_nothing_gives_an_attacker_next_to_nothing():
 
 
 def test_without_noise_there_is_no_profile():
-    assert profile_of(row_of(sampled(0.5, 0.0, 1)), "pld", "zero_out") is None
+    assert ledger_profile(sampled(0.5, 0.0, 1), DELTA) is None
 
 
 def test_an_epsilon_beyond_what_is_proven_has_no_profile():
-    ledger = sampled(1.0, 0.01, 100)
-    assert profile_of(row_of(ledger), "pld", "zero_out") is None
+    assert ledger_profile(sampled(1.0, 0.01, 100), DELTA) is None
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
