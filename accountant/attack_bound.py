@@ -7,6 +7,7 @@ dual). So it lies below the chord between any two points above it.
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
@@ -45,24 +46,33 @@ class Profile:
     def true_positive_bound(self, false_positive_rate: float) -> float:
         """Return an upper bound on any attack's true-positive rate at a false-positive rate.
 
+        Raises:
+            ValueError: the rate is outside [0, 1].
+        """
+        return self.true_positive_bounds([false_positive_rate])[0]
+
+    def true_positive_bounds(self, false_positive_rates: Sequence[float]) -> list[float]:
+        """Return an upper bound on any attack's true-positive rate at each false-positive rate.
+
         Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
         Zhou 2010) and, with the two data sets exchanged, 1 - TPR >= e^-ε (1 - δ - FPR). The
         result is the smallest of these bounds and the bound by `mu`. It is never above the bound
         of the pair (ε, δ) alone.
 
         Raises:
-            ValueError: the rate is outside [0, 1].
+            ValueError: a rate is outside [0, 1].
         """
-        rate = false_positive_rate
-        if not 0.0 <= rate <= 1.0:
-            raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
+        for rate in false_positive_rates:
+            if not 0.0 <= rate <= 1.0:
+                raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
         growths, deltas = self._growths
-        rising = growths * rate + deltas
-        falling = 1.0 - np.maximum(0.0, (1.0 - deltas - rate) / growths)
-        bound = float(np.minimum(rising, falling).min(initial=1.0))
+        rates = np.array(false_positive_rates, dtype=np.float64)[:, None]
+        falling = 1.0 - np.maximum(0.0, (1.0 - deltas - rates) / growths)
+        bounds = np.minimum(growths * rates + deltas, falling).min(axis=1, initial=1.0).tolist()
         if self.mu is None:
-            return bound
-        return min(bound, gaussian_true_positive_rate(self.mu, rate) + self.slack)
+            return bounds
+        best = (gaussian_true_positive_rate(self.mu, rate) for rate in false_positive_rates)
+        return [min(bound, rate + self.slack) for bound, rate in zip(bounds, best, strict=True)]
 
     @cached_property
     def _growths(self) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fedsim.accountant.attack_bound import Profile as Profile
@@ -50,7 +50,8 @@ def to_json(facts: Facts) -> dict[str, Any]:
     if facts.is_bounded and facts.profile is not None:
         curve = facts.profile.curve
         shown = curve[:: max(1, math.ceil(len(curve) / _MAX_JSON_POINTS))]
-        profile = {**asdict(facts.profile), "curve": [list(point) for point in shown]}
+        points = [list(point) for point in shown]
+        profile = {**asdict(replace(facts.profile, curve=())), "curve": points}
     return {
         "statement": in_words(sentences),
         "statement_points": [vars(sentence) for sentence in sentences],

@@ -53,7 +53,7 @@ class AttackBound:
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
         """Return the bound that covers several profiles: at each rate, the largest of theirs."""
-        curves = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
+        curves = [profile.true_positive_bounds(_GRID) for profile in profiles]
         return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *curves, strict=True)))
 
     @classmethod
@@ -73,10 +73,9 @@ class AttackBound:
 
     def covers(self, profile: Profile) -> bool:
         """Whether this bound is at least the bound of a profile, at every false-positive rate."""
-        return all(
-            bound >= profile.true_positive_bound(rate) * (1 - _ROUNDING)
-            for rate, bound in zip(self.false_alarms, self.detection, strict=True)
-        )
+        least = profile.true_positive_bounds(self.false_alarms)
+        pairs = zip(self.detection, least, strict=True)
+        return all(bound >= needed * (1 - _ROUNDING) for bound, needed in pairs)
 
     @property
     def table(self) -> tuple[tuple[float, float], ...]:
