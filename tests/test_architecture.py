@@ -314,6 +314,7 @@ print(sorted((slow | unused) & set(sys.modules)))
 """
 
 
+@pytest.mark.slow  # four seconds: a run in another process
 def test_a_private_run_with_its_report_imports_nothing_slow_or_unused(tmp_path: Path) -> None:
     """A compiler, solvers and a library of figures took longer to import than torch itself."""
     assert python(START, str(tmp_path / "run")).strip() == "[]"

@@ -88,6 +88,7 @@ def test_a_comparison_prints_short_and_is_a_table_in_a_notebook(
     assert "<script" not in other._repr_html_()
 
 
+@pytest.mark.slow  # five seconds
 def test_a_run_of_a_worker_process_is_the_one_that_fedsim_run_makes(
     compared: ComparisonResult, directory: Path
 ) -> None:

@@ -102,13 +102,15 @@ def torn_writes(before: dict[str, bytes], after: dict[str, bytes]) -> Iterator[d
             yield after | {name: content[: (len(old) + len(content)) // 2]}
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "every", [pytest.param(7, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 def test_after_a_death_at_any_operation_on_files_the_run_ends_the_same(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All places: each charge, row, checkpoint and result, before, within and after its write.
 
-    The default stage visits a seventh of them. Rounds are alike, with 6 places and 4 torn writes:
+    The slow stage visits a seventh of them. Rounds are alike, with 6 places and 4 torn writes:
     seven shares no factor with ten, so that over the rounds each of them is visited.
     """
     whole = tmp_path / "whole"
