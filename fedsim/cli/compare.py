@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import command_imports, fail, json_option, print_json
+from fedsim.cli.options import command_imports, fail, json_option, print_json, refuse_options
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 
@@ -96,7 +96,7 @@ def compare_command(
     """  # noqa: D301  click keeps the lines after \b
     if any(map(isdir, sources)):
         chosen = {name: options.pop(name) for name in _OF_RUNS}
-        _refuse_options({**options, "select": select}, "run directories")
+        refuse_options({**options, "select": select}, "run directories")
         with command_imports(quiet=quiet):
             from fedsim.comparison.compare import compare_runs
 
@@ -116,7 +116,7 @@ def compare_command(
             fix = "write it in the experiment that base: names"
             raise click.UsageError(f"{overrides[0]!r} does not go with --select; {fix}")
         places = {"out": options.pop("out"), "workers": options.pop("workers")}
-        _refuse_options(options, "--select")
+        refuse_options(options, "--select")
         OPTIONS["compare --select"](file, **places, quiet=quiet, as_json=as_json)
         return
     _compare_variants(file, overrides, options, quiet=quiet, as_json=as_json)
@@ -159,13 +159,6 @@ def _print(result: "ComparisonResult", *, as_json: bool) -> None:
         print_json({**result.to_json(), "path": str(result.path)})
     else:
         print_comparison(result)
-
-
-def _refuse_options(options: Mapping[str, Any], conflict: str) -> None:
-    """Refuse options, of which one was given, that cannot be used with another argument."""
-    for name, value in options.items():
-        if value:
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 
 def _refuse_other_files(file: str, overrides: Sequence[str]) -> None:

@@ -80,8 +80,7 @@ def _draft(
     click.echo(f"{draft.path}  drafted from {draft.rows:,} rows of {data}")
     click.echo(f"target: {draft.target} ({draft.target_reason})")
     click.echo(f"clients: {draft.clients or 'iid'} ({draft.clients_reason})")
-    names = [column.name for column in draft.columns]
-    width = max(map(len, names))
+    width = max(len(column.name) for column in draft.columns)
     for column in draft.columns:
         click.echo(f"  {column.name:<{width}}  {column.value or 'as it is':<38}  {column.reason}")
     click.echo(
@@ -330,8 +329,7 @@ def list_command(kinds: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(chosen)
         return
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    formatter = click.HelpFormatter(width=width)
+    formatter = click.HelpFormatter(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     for kind, names in chosen.items():
         with formatter.section(f"{kind} ({KEYS[kind]})"):
             formatter.write_dl(list(names.items()), col_max=40)

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NoReturn
@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 import click
 
 from fedsim.core.commands import quick_imports
+
+MAX_LINE_CHARS = 2000
+"""Largest number of characters in a line of a message: a longer line would hide the error."""
 
 _USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
 
@@ -100,10 +103,6 @@ verbose_option = click.option(
 )
 
 
-MAX_LINE_CHARS = 2000
-"""Largest number of characters in a line of a message: a longer line would hide the error."""
-
-
 def say(message: str) -> None:
     """Print a message to stderr; the middle of a very long line is left out."""
     half = MAX_LINE_CHARS // 2
@@ -113,6 +112,13 @@ def say(message: str) -> None:
     )
     with suppress(OSError, ValueError):  # nobody hears: the exit code tells
         click.echo("\n".join(lines), err=True)
+
+
+def refuse_options(options: Mapping[str, Any], conflict: str) -> None:
+    """Refuse options, of which one was given, that cannot be used with another argument."""
+    for name, value in options.items():
+        if value:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 
 def fail(message: str, code: int) -> NoReturn:

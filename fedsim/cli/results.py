@@ -115,12 +115,11 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     from fedsim.report.contents import Scores
 
     scores = Scores.from_json(predictions.scores)
-    texts = {name: f"{name} {metric_text(name, value)}" for name, value in scores.metrics.items()}
-    texts.pop("accuracy", None)  # the last one, with its baseline
+    others = {name: value for name, value in scores.metrics.items() if name != "accuracy"}
+    texts = [f"{name} {metric_text(name, value)}" for name, value in others.items()]
     if scores.accuracy is not None:
-        accuracy = metric_text("accuracy", scores.accuracy)
-        texts["accuracy"] = f"accuracy {accuracy} ({scores.baseline})"
-    lines = [f"{text} on {len(predictions):,} examples" for text in texts.values()]
+        texts.append(f"accuracy {metric_text('accuracy', scores.accuracy)} ({scores.baseline})")
+    lines = [f"{text} on {len(predictions):,} examples" for text in texts]
     return [*lines, *scores.lines, *(f"warning: {warning}" for warning in scores.warnings)]
 
 

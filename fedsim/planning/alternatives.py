@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.events import Adjacency
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
@@ -182,9 +180,8 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
 def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     """Return ε by observer, for each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
-    place = OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name])
-    claimed = planned_epsilon(plan, privacy, steps)
-    epsilons: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
+    weaker = OBSERVERS[OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name]) :]
+    epsilons: dict[str, float] = dict.fromkeys(weaker, planned_epsilon(plan, privacy, steps))
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
         epsilons["server"] = Accounting.of(privacy, plan.delta).epsilon(against_server)
@@ -247,9 +244,7 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
         clients=participation.num_clients,
         clients_per_round=participation.clients_per_round,
         target_epsilon=min(targets),
-        delta=strictest.delta,
-        accountant=privacy.accounting,
-        adjacency=privacy.adjacency.name,
+        accounting=Accounting.of(privacy, strictest.delta),
         momentum=federation.experiment.federation.algorithm.momentum,
     )
 
@@ -260,9 +255,7 @@ def compare_correlations(
     clients: int,
     clients_per_round: int,
     target_epsilon: float,
-    delta: float,
-    accountant: AccountantChoice = "pld",
-    adjacency: Adjacency = "zero_out",
+    accounting: Accounting,
     momentum: float = 0.0,
 ) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of models for each kind of correlation, all at the same ε.
@@ -271,11 +264,7 @@ def compare_correlations(
     ValueError if no noise reaches the target.
     """
     turns = SeparatedSchedule(0, clients, clients_per_round).separation(rounds)
-    noise_of = partial(
-        calibrate_noise,
-        target_epsilon=target_epsilon,
-        accounting=Accounting(delta, accountant, adjacency),
-    )
+    noise_of = partial(calibrate_noise, target_epsilon=target_epsilon, accounting=accounting)
     drawn, always = PoissonSampling(min(1.0, clients_per_round / clients)), PoissonSampling(1.0)
     whole = noise_of(always, 1)
     correlated = strategies_for(turns, momentum)

@@ -50,13 +50,10 @@ class BoundCurve:
     def to_json(self) -> dict[str, Any]:
         """Return the curve as a JSON value; an infinite ε is null, and an ε of None is left out."""
         names = [bound.name for bound in self.bounds]
-        points = [
-            {
-                "steps": steps,
-                "epsilon": {n: x for n, x in zip(names, row, strict=True) if x is not None},
-            }
-            for steps, row in self.points
-        ]
+        points = list[dict[str, Any]]()
+        for steps, row in self.points:
+            known = {n: x for n, x in zip(names, row, strict=True) if x is not None}
+            points.append({"steps": steps, "epsilon": known})
         schedule = {key: x for key, x in vars(self.schedule).items() if key != "charges"}
         return json_value({**schedule, "points": points})
 
@@ -93,6 +90,5 @@ def bound_curve(
 
 def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
     """Return about `count` (>= 2) whole numbers from `first` to `last`, even in their logarithm."""
-    ratio = last / first
-    places = (first * ratio ** (index / (count - 1)) for index in range(count))
+    places = (first * (last / first) ** (index / (count - 1)) for index in range(count))
     return tuple(sorted({first, last, *(round(place) for place in places)}))

@@ -36,27 +36,25 @@ from fedsim.planning.alternatives import (
 )
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 
+_MAX_CURVE_POINTS = 12  # points of each client's curve
+_MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
+_FACTORS = ((0.5, "half"), (2, "double"))  # of the batch and of the rounds
+
 
 def experiment_curves(
     loaded: LoadedExperiment, names: Sequence[str], *, points: int, phases: Phases
 ) -> tuple[BoundCurve, ...]:
-    """Return curves of ε over the number of steps, one for each kind of clients, without training.
+    """Return curves of ε over the steps, one for each kind of clients; raises as `plan_experiment`.
 
     The points are evenly spaced in the logarithm of the steps; a single one is after all steps.
-
-    Raises:
-        PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
-        ValueError: there is no such bound, or the experiment cannot be assembled.
     """
     bounds = choose_bounds(names, orders=privacy_of(loaded.experiment).accountant.orders)
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("bounding ε")
-    curves = tuple(
+    return tuple(
         bound_curve(kind, bounds, even_numbers(1, kind.steps, points) if points > 1 else None)
         for kind in client_kinds(federation)
     )
-    phases.end()
-    return curves
 
 
 def client_kinds(federation: Federation) -> Iterator[CurveSchedule]:
@@ -85,11 +83,6 @@ def client_kinds(federation: Federation) -> Iterator[CurveSchedule]:
             steps=plan.steps_to_take,
             charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
         )
-
-
-_MAX_CURVE_POINTS = 12  # points of each client's curve
-_MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
-_FACTORS = ((0.5, "half"), (2, "double"))  # of the batch and of the rounds
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,9 @@ class Variation:
 class Plan:
     """The privacy plan of a federation: projected noise and ε of all clients."""
 
+    delta: float  # the largest of any client
     target_epsilon: float | None
+    system_epsilon: float  # largest planned ε of any client
     rho: float | None  # largest ρ of zCDP of any client, if the noise is calibrated to a ρ
     clients: tuple[PlannedClient, ...]
     median_client: int  # by number of examples, of the clients that take a step if any does
@@ -138,22 +133,9 @@ class Plan:
     bounds: tuple[BoundCurve, ...] | None
     variations: tuple[Variation, ...]
 
-    @property
-    def delta(self) -> float:
-        """Largest δ of any client."""
-        return max(client.delta for client in self.clients)
-
-    @property
-    def system_epsilon(self) -> float:
-        """Largest planned ε of any client."""
-        return max(client.epsilon for client in self.clients)
-
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON value; an infinite ε is null."""
         content = {
-            "delta": self.delta,
-            "target_epsilon": self.target_epsilon,
-            "system_epsilon": self.system_epsilon,
             **vars(self),
             "clients": [_known(vars(client), "name") for client in self.clients],
             "cells": [cell.to_json() for cell in self.cells],
@@ -198,7 +180,9 @@ def plan_experiment(
         plans = federation.plan.clients or ()
         rho = max(zcdp_rho(plan.charges(0, plan.steps_to_take), adjacency) for plan in plans)
     plan = Plan(
+        delta=max(client.delta for client in clients),
         target_epsilon=privacy.target_epsilon,
+        system_epsilon=max(client.epsilon for client in clients),
         rho=rho,
         clients=clients,
         median_client=median.client,

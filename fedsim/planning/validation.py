@@ -26,6 +26,8 @@ from fedsim.experiment.public_tables import named_table
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
+_MAX_CLASSES = 12  # in a line of text
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -74,10 +76,8 @@ def plugin_digest(loaded: LoadedExperiment) -> str | None:
     """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
 
     It covers the names of the plug-ins and the content of every source file that their import
-    statements reach, and no versions of installed packages, which may differ between nodes.
-
-    Raises:
-        PluginError: the file of a plug-in cannot be read.
+    statements reach, and no versions of installed packages, which may differ between nodes. A file
+    that cannot be read raises a PluginError.
     """
     references = sorted(loaded.experiment.plugins)
     if not references:
@@ -85,9 +85,6 @@ def plugin_digest(loaded: LoadedExperiment) -> str | None:
     files = dict(read_sources(references, base=loaded.base).files)
     content = json.dumps([references, files], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-_MAX_CLASSES = 12  # in a line of text
 
 
 @dataclass(frozen=True)

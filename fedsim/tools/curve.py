@@ -11,6 +11,7 @@ from fedsim.cli.options import (
     json_option,
     overrides_argument,
     print_json,
+    refuse_options,
 )
 from fedsim.core.errors import FedsimError
 
@@ -38,9 +39,8 @@ def _step_numbers(
     try:
         numbers = [int(first or 1), int(last)] if dots else list(map(int, text.split(",")))
     except ValueError:
-        raise click.BadParameter(
-            f"{text!r} must be a number, numbers such as 10,100, or a range 10..1000"
-        ) from None
+        rule = "must be a number, numbers such as 10,100, or a range 10..1000"
+        raise click.BadParameter(f"{text!r} {rule}") from None
     if not all(1 <= number <= _MAX_STEPS for number in numbers):
         raise click.BadParameter(f"{text!r} must be numbers of steps from 1 to {_MAX_STEPS:,}")
     if not dots:
@@ -118,7 +118,11 @@ def curve_command(
             curve, drawn = _of_settings(settings, bounds, orders, is_drawn=path is not None)
             curves, marks = (curve,), [steps for steps, _ in curve.points]
         else:
-            _refuse_settings({**settings, "orders": orders})
+            given = {**settings, "orders": orders}
+            refuse_options(
+                {name: value is not None for name, value in given.items()},
+                "FILE, which sets it; change a key of FILE with KEY.PATH=VALUE",
+            )
             loaded = load_experiment(file, overrides)
             points = _KIND_POINTS if as_json or csv_path or path else 1
             with shown_phases() as phases:
@@ -170,15 +174,6 @@ def _of_settings(
         first = 1 if len(steps) == 1 else steps[0]
         drawn = (*steps, *even_numbers(first, steps[-1], _PLOT_POINTS))
         return curve, bound_curve(schedule, chosen, drawn)
-
-
-def _refuse_settings(settings: dict[str, Any]) -> None:
-    given = next((name for name, value in settings.items() if value is not None), None)
-    if given is not None:
-        raise click.UsageError(
-            f"--{given.replace('_', '-')} does not go with FILE, which sets it; change a key of "
-            "FILE with KEY.PATH=VALUE"
-        )
 
 
 def _clients(curve: "BoundCurve", kinds: int) -> str:

@@ -8,7 +8,7 @@ plug-ins you trust.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ from fedsim.simulation.engines import DirectChannel, LocalEngine, LocalGrid
 
 # Trackers change no result, and the plug-in file of a user's own tracker may be gone.
 _WITHOUT_TRACKERS = {"runtime.trackers": []}
+_UNKNOWN = ClientError("nothing of this client was recorded")
 
 
 class ReplayImpossibleError(InputError):
@@ -62,18 +63,16 @@ def replay_run(
 ) -> Replay:
     """Run a federation again and compare its charges, uploads and models with the run's records.
 
-    The experiment's relative paths start in `base`, or in the current directory.
+    The experiment's relative paths start in `base`, or in the current directory. A run that cannot
+    be replayed here raises a ReplayImpossibleError, which says why.
 
     Guarantee: if no problem is found, this fedsim computes the same records from the experiment,
     its seed and its data: every charge, the tag (keyed checksum) of every upload, and the digest of
     the global model after every round.
-
-    Raises:
-        ReplayImpossibleError: the run cannot be replayed here; the message says why.
     """
     phases = phases or Phases()
     federation = _federation(directory, base, phases)
-    rounds = _read_recorded(directory)
+    rounds = tuple(_read_recorded(directory))
     _refuse_other_conditions(directory, federation, rounds)
     return _Comparison(directory, federation, rounds, phases).run()
 
@@ -120,46 +119,31 @@ class _RecordedRound:
     row: RoundRow  # its line of rounds.jsonl; empty if it was interrupted
     releases: Releases | None  # its line of releases.jsonl; None likewise
     charges: Mapping[int, Charge]  # by client
-
-    @property
-    def uploads(self) -> Mapping[int, str]:
-        """Tags (keyed checksums) of the round's unencrypted uploads, by client number."""
-        return {} if self.releases is None else self.releases.uploads
-
-    @cached_property
-    def participants(self) -> frozenset[int]:
-        """Numbers of the clients whose updates are in the average of the round."""
-        return frozenset(self.row.get("participants", ()))
-
-    @cached_property
-    def asked(self) -> frozenset[int]:
-        """Numbers of the clients that trained: with a charge, an upload or an averaged update."""
-        return frozenset(self.charges) | frozenset(self.uploads) | self.participants
-
-    @cached_property
-    def answers(self) -> Mapping[int, TrainAnswer]:
-        """The recorded failure or withdrawal of each client without an averaged update."""
-        failed, withdrawn = self.row.get("failed", ()), self.row.get("withdrawn", ())
-        return {row["client"]: ClientError(str(row["reason"])) for row in failed} | {
-            row["client"]: Withdrawal(row["client"], str(row["reason"])) for row in withdrawn
-        }
+    uploads: Mapping[int, str]  # tags (keyed checksums) of unencrypted uploads, by client
+    participants: frozenset[int]  # clients whose updates are in the average
+    asked: frozenset[int]  # clients that trained: with a charge, an upload or an averaged update
+    answers: Mapping[int, TrainAnswer]  # failures and withdrawals, by client
 
 
-def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
-    """Return the recorded rounds of a run, from round 1 to the last round with any record."""
+def _read_recorded(directory: RunDirectory) -> Iterator[_RecordedRound]:
+    """Yield the recorded rounds of a run, from round 1 to the last round with any record."""
     files, charges = RunFiles(directory), defaultdict[int, dict[int, Charge]](dict)
     rows, interrupted = {row["round"]: row for row in files.rounds}, cast("RoundRow", {})
     releases = {release.round: release for release in files.releases}
     for charge in files.all_charges:
         charges[charge.round_number][charge.client] = charge
     last = max([0, *rows, *releases, *charges])
-    return [
-        _RecordedRound(number, rows.get(number, interrupted), releases.get(number), charges[number])
-        for number in range(1, last + 1)
-    ]
-
-
-_UNKNOWN = ClientError("nothing of this client was recorded")
+    for number in range(1, last + 1):
+        row, released = rows.get(number, interrupted), releases.get(number)
+        charged, uploads = charges[number], {} if released is None else released.uploads
+        participants = frozenset(row.get("participants", ()))
+        asked = participants.union(charged, uploads)
+        answers = dict[int, TrainAnswer]()
+        for entry in row.get("failed", ()):
+            answers[entry["client"]] = ClientError(str(entry["reason"]))
+        for entry in row.get("withdrawn", ()):
+            answers[entry["client"]] = Withdrawal(entry["client"], str(entry["reason"]))
+        yield _RecordedRound(number, row, released, charged, uploads, participants, asked, answers)
 
 
 class _ReplayGrid(LocalGrid):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.noise.correlated.blt import optimised_blt
 from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import TreeStrategy
@@ -14,8 +15,8 @@ from fedsim.planning.alternatives import compare_correlations
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "howto" / "correlated_rounds.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
-FEW = {"rounds": 2000, "clients": 1000, "clients_per_round": 10, "delta": 1e-4}
-MANY = {"rounds": 2000, "clients": 10_000, "clients_per_round": 20, "delta": 1e-5}
+FEW = {"rounds": 2000, "clients": 1000, "clients_per_round": 10, "accounting": Accounting(1e-4)}
+MANY = {"rounds": 2000, "clients": 10_000, "clients_per_round": 20, "accounting": Accounting(1e-5)}
 
 
 def test_the_table_has_the_errors_at_the_same_epsilon() -> None:

@@ -10,6 +10,7 @@ import click
 
 from fedsim.cli.options import fail, json_option, overrides_argument, print_json, say
 from fedsim.core.errors import ExitCode
+from fedsim.core.text_formats import json_value
 
 
 @click.command("deploy", short_help="Write FILE as a Flower app for SuperNodes.")
@@ -42,14 +43,8 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
                     "to the protocol, so the statement will claim the ε against the server alone"
                 )
     if as_json:
-        print_json(
-            {
-                "path": str(app.path),
-                "clients": app.num_nodes,
-                "node_files": [str(file) for file in app.node_files],
-                "plugin_digest": app.plugin_digest,
-            }
-        )
+        facts = {"path": app.path, "clients": app.num_nodes, "node_files": app.node_files}
+        print_json(json_value({**facts, "plugin_digest": app.plugin_digest}))
         return
     nodes = f"a Flower app for {app.num_nodes} SuperNodes"
     click.echo(f"{app.path}: {nodes}; see docs/howto/deployment.md")

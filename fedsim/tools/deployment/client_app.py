@@ -50,8 +50,10 @@ from fedsim.tools.deployment.policy_rules import (
 )
 from fedsim.tools.deployment.private_files import DeploymentError
 
+logger = logging.getLogger("flwr")
 copies_logger = logging.getLogger(__name__)
 
+EXPERIMENT_FILE = "experiment.yaml"
 LEDGER = "ledger"
 LEDGER_TYPE = f"{MessageType.QUERY}.{LEDGER}"
 _RECORDS = "records"
@@ -89,11 +91,6 @@ def _charges(answer: Message | ClientError) -> Iterable[Charge]:
         Charge.from_line(str(line), where=f"record {number}")
         for number, line in enumerate(lines, start=1)
     ]
-
-
-logger = logging.getLogger("flwr")
-
-EXPERIMENT_FILE = "experiment.yaml"
 
 
 class NodeClient(ClientApp):

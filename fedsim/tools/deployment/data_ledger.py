@@ -110,11 +110,7 @@ class DataCharge(Settings):
 
 
 class DataLedger:
-    """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
-
-    Raises:
-        JournalError: a record was changed or is missing.
-    """
+    """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it."""
 
     def __init__(self, path: Path, count: Path) -> None:
         self._chain, self._count = ChainedFile(path, raises=JournalError), count
@@ -192,10 +188,8 @@ def count_affordable(
     """Return how many of the wanted releases a budget covers after earlier spending.
 
     Guarantee: all releases that this function grants over time are together (epsilon, delta)-DP
-    under the adjacency, however a server chooses them.
-
-    Raises:
-        UnsupportedEventError: an event has no privacy bound under the adjacency.
+    under the adjacency, however a server chooses them. An event without a privacy bound under it
+    raises an UnsupportedEventError.
     """
     try:
         epsilon, delta = target_without_slack(epsilon, delta)

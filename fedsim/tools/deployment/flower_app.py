@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedsim.core.errors import describe_os_error
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.data.settings import FilesPartition
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
@@ -103,15 +104,12 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
         try:
             trace, _ = trace_plugin(reference, base=base)
         except OSError as error:
-            raise DeploymentError(
-                f"{reference}: cannot read {error.filename}: {error.strerror}"
-            ) from error
+            raise DeploymentError(f"{reference}: cannot read {describe_os_error(error)}") from error
         files += [PurePosixPath(f.place) for f in trace.files.values() if f.directory == base]
     for file in files:
         if str(file) in _MODULES:
-            raise DeploymentError(
-                f"{loaded.base / file}: the app has a file of its own of this name; rename yours"
-            )
+            problem = "the app has a file of its own of this name; rename yours"
+            raise DeploymentError(f"{loaded.base / file}: {problem}")
     return list(dict.fromkeys(files))
 
 

@@ -84,11 +84,8 @@ def client_ledger(
         is_stored = _check_stored(stored, experiment)
         make_private(ledger)
         if claims_seed and not is_stored:
-            content = {
-                "fedsim": fedsim.__version__,
-                "schema": SCHEMAS[_EXPERIMENT],
-                "experiment": experiment.model_dump(mode="json"),
-            }
+            version = {"fedsim": fedsim.__version__, "schema": SCHEMAS[_EXPERIMENT]}
+            content = {**version, "experiment": experiment.model_dump(mode="json")}
             write_whole(stored, json.dumps(content))
     return ledger
 
@@ -243,12 +240,9 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
     before = _read(path)
     calibrated = before.privacy is not None and before.privacy.goal
     old, new = (settings.model_dump(mode="json") for settings in (before, experiment))
-    changed = [
-        key
-        for key in differences(old, new, "")
-        if not key.startswith("runtime.")
-        and (key != "federation.rounds" or calibrated)  # noise is calibrated to their number
-    ]
+    # Noise may be calibrated to the number of rounds, which then may not change.
+    may_change = ("runtime.",) if calibrated else ("runtime.", "federation.rounds")
+    changed = [key for key in differences(old, new, "") if not key.startswith(may_change)]
     if changed:
         raise DeploymentError(
             f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "

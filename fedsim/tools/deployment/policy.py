@@ -80,7 +80,6 @@ class NodePolicy(Settings):
         description="one ledger of this name for all data of the node; without it, one for each "
         "digest of a data file",
     )
-
     trust: Trust = Field(
         default="local",
         description="whom the node trusts, and so against whom max_epsilon holds. local: nobody; "
@@ -98,9 +97,8 @@ class NodePolicy(Settings):
 
     @model_validator(mode="after")
     def _budget(self) -> Self:
-        if self.trust == "distributed" and not (
-            self.helpers and self.plan_digests and self.require_secure_noise
-        ):
+        known = (self.helpers, self.plan_digests, self.require_secure_noise)
+        if self.trust == "distributed" and not all(known):
             raise ValueError(
                 "trust: distributed needs helpers, plan_digests and require_secure_noise: true; "
                 "a sum hides a client from an active server only with known helpers, a known plan "
@@ -168,9 +166,8 @@ def write_template(path: Path) -> None:
         with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.write(Path(__file__).with_name(POLICY_FILE).read_bytes())
     except FileExistsError as error:
-        raise DeploymentError(
-            f"{path} exists and was left as it is; add --check to check it, or name a new file"
-        ) from error
+        fix = "add --check to check it, or name a new file"
+        raise DeploymentError(f"{path} exists and was left as it is; {fix}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DeploymentError(f"{path}: cannot be written: {reason}") from error

@@ -1,7 +1,7 @@
 """Checks of experiments, rounds and clients' privacy plans against a node's policy.
 
-The message of a refusal names the rule, its value and the requested value. A refused request is not
-charged.
+Each check raises a `PolicyRefusalError` for what a rule forbids. The message names the rule, its
+value and the requested value. A refused request is not charged.
 """
 
 import logging
@@ -36,16 +36,9 @@ class PolicyRefusalError(ChargeRefusedError):
 
 
 def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
-    """Check an experiment against a policy, before any of its plug-ins is imported.
-
-    Raises:
-        PolicyRefusalError: rules forbid the experiment; the message names all of them.
-    """
-    broken = [
-        *_settings_rules(policy, loaded.experiment),
-        *_plugin_rules(policy, loaded),
-        *_file_rules(policy, loaded),
-    ]
+    """Check an experiment before any of its plug-ins is imported; a refusal names all rules."""
+    rules = (_settings_rules, _plugin_rules, _file_rules)
+    broken = [message for rule in rules for message in rule(policy, loaded)]
     if broken:
         raise PolicyRefusalError("; ".join(broken))
 
@@ -53,9 +46,7 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
 def check_round(experiment: Experiment, message: Message) -> None:
     """Check that a training request is for a round that the experiment has.
 
-    Raises:
-        PolicyRefusalError: the round lies beyond the experiment's rounds.
-        ProtocolError: a request names no round.
+    A request that names no round raises a ProtocolError.
     """
     if message.metadata.message_type not in _ROUNDS:
         return
@@ -67,12 +58,7 @@ def check_round(experiment: Experiment, message: Message) -> None:
 
 
 def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
-    """Check a client's noise and this node's digest of all clients' privacy plans against a policy.
-
-    Raises:
-        PolicyRefusalError: the noise multiplier is 0 or below the policy's, or the policy does not
-            list the digest.
-    """
+    """Check a client's noise multiplier, and this node's digest of all clients' privacy plans."""
     if policy.plan_digests is not None and digest not in policy.plan_digests:
         raise PolicyRefusalError(
             f"plan_digests lacks {digest}, the digest of the experiment's privacy plan: let the "
@@ -92,7 +78,8 @@ def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: s
         )
 
 
-def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]:
+def _settings_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
+    experiment = loaded.experiment
     privacy, rounds = experiment.privacy, experiment.federation.rounds
     if policy.require_privacy and privacy is None:
         yield f"require_privacy is true, and {experiment.name!r} has privacy: null: set privacy"

@@ -17,15 +17,10 @@ class DeploymentError(InputError):
     """Error of a deployment that cannot start or continue; the message is one line with the fix."""
 
 
-_LOCK = "lock"
-
-
 def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
     """Return the path in a node's configuration, else in the variable FEDSIM_KEY, else None.
 
-    Raises:
-        DeploymentError: the path is not absolute; the working directory of a Flower process is
-            seldom the user's.
+    It must be absolute: the working directory of a Flower process is seldom the user's.
     """
     variable = f"FEDSIM_{key.upper()}"
     given = {f"{key} in --node-config": node_config.get(key), variable: os.environ.get(variable)}
@@ -86,8 +81,9 @@ def exclusive(directory: Path, *, state: Path) -> Iterator[None]:
     for path in (*reversed(directory.parents), directory):
         if path.is_relative_to(state):
             make_private(path, is_directory=True)
-    make_private(directory / _LOCK)
-    with (directory / _LOCK).open("r+b") as file, hold(file):
+    lock = directory / "lock"
+    make_private(lock)
+    with lock.open("r+b") as file, hold(file):
         yield
 
 

@@ -26,6 +26,9 @@ from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
 from fedsim.tools.deployment.private_files import DeploymentError, absolute_path
 
+logger = logging.getLogger("flwr")
+
+OUT_KEY = "out"  # key of the app's run config
 _POLL_SECONDS = 1.0
 
 
@@ -78,11 +81,6 @@ class DeployedGrid(WrappedGrid):
         return {node.node_id: node.last_activated_at for node in self.get_nodes()}
 
 
-logger = logging.getLogger("flwr")
-
-OUT_KEY = "out"  # key of the app's run config
-
-
 class DeployedEngine(Engine):
     """An engine that executes a federation on the grid of Flower's ServerApp."""
 
@@ -115,8 +113,9 @@ def deployed_server(directory: Path) -> ServerApp:
             out = absolute_path(OUT_KEY, given, " on the machine of the SuperLink")
         else:
             out = state_directory({}) / "runs" / f"{experiment.name}-{context.run_id}"
-        resume = (out / "experiment.yaml").is_file()
-        if resume and _is_finished(out, experiment.federation.rounds):
+        resume, rounds = (out / EXPERIMENT_FILE).is_file(), experiment.federation.rounds
+        last = RunFiles(RunDirectory.open(out)).optional("summary.json") if resume else None
+        if last and last.get("status") == "completed" and last["rounds"] >= rounds:
             raise DeploymentError(
                 f"{out} holds a finished run; name a new directory: "
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
@@ -138,15 +137,9 @@ class _RoundLog:
         logger.info("waiting for %d SuperNodes", federation.num_nodes)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        shown = [name for name in row if name.startswith("test_") or name == "epsilon_max"]
-        metrics = {name: row[name] for name in shown}
+        metrics = {k: v for k, v in row.items() if k.startswith("test_") or k == "epsilon_max"}
         logger.info("round %d of %d: %s", row["round"], self._rounds, metrics)
         for failed in row["failed"]:
             logger.warning("client %d failed: %s", failed["client"], failed["reason"])
 
     def ended(self) -> None: ...
-
-
-def _is_finished(out: Path, rounds: int) -> bool:
-    summary = RunFiles(RunDirectory.open(out)).optional("summary.json") or {}
-    return summary.get("status") == "completed" and summary["rounds"] >= rounds

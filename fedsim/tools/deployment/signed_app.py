@@ -37,9 +37,8 @@ def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
     except (OSError, TypeError, UnsupportedAlgorithm, ValueError) as error:  # TypeError: passphrase
         raise DeploymentError(f"cannot sign {bundle} with {key_file}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise DeploymentError(
-            f"{key_file}: must be an Ed25519 key; make one with ssh-keygen -t ed25519"
-        )
+        fix = "make one with ssh-keygen -t ed25519"
+        raise DeploymentError(f"{key_file}: must be an Ed25519 key; {fix}")
     signed_at = int(time.time())
     signature = key.sign(signed_at.to_bytes(8, "big") + hashlib.sha256(content).digest())
     text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()

@@ -5,7 +5,7 @@ The keys of an entry are those of the template of 2026; facts that only people k
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
-from fedsim.report.terminal import MAX_TABLE_CLIENTS, figure_table, print_sentence, print_table
+from fedsim.report.terminal import figure_table, most_spent, print_sentence, print_table
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.statement.sentence import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE, Source, SourceError
@@ -28,7 +28,6 @@ _MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items(
 def print_account(account: Totals) -> None:
     """Print the privacy total of each client, and a sentence on the largest total."""
     console = Console()
-    names = list(account.clients[0].epsilons)
     deltas = {total.delta for total in account.clients}
     has_names = any(total.name for total in account.clients)
     has_server = any(total.epsilon_against_server is not None for total in account.clients)
@@ -37,12 +36,12 @@ def print_account(account: Totals) -> None:
         table = figure_table(
             f"Privacy spent over {count_text(len(account.sources), 'source')}",
             ["runs or files", "releases", *["δ"] * (len(deltas) > 1)]
-            + [f"ε ({name})" for name in names]
+            + [f"ε ({name})" for name in account.clients[0].epsilons]
             + ["ε (server)"] * has_server,
             texts=["client", *["name"] * has_names],
         )
-        shown = sorted(account.clients, key=lambda total: -total.epsilon)[:MAX_TABLE_CLIENTS]
-        for total in (total for total in account.clients if total in shown):
+        shown = most_spent(account.clients, [total.epsilon for total in account.clients])
+        for total in shown:
             table.add_row(
                 total.client,
                 *[total.name or ""] * has_names,
@@ -71,26 +70,24 @@ def print_training(report: TrainingReport) -> None:
         print_sentence(console, sentence)
 
 
-def _sentences(account: Totals) -> list[str]:
+def _sentences(account: Totals) -> Iterator[str]:
     largest = account.largest
     epsilons = ", ".join(f"{epsilon_text(e)} ({name})" for name, e in largest.epsilons.items())
     whose = f", of client {largest.client}" if largest.client else ""
     unit = "" if account.unit is None else f"for each {account.unit}, "
     against = "" if account.observer is None else f"against {OBSERVER_NAMES[account.observer]}, "
-    lines = [
-        f"largest ε = {epsilons} at δ = {delta_text(largest.delta)}{whose}",
-        f"every ε is {unit}{against}under {account.adjacency} adjacency",
-    ]
+    yield f"largest ε = {epsilons} at δ = {delta_text(largest.delta)}{whose}"
+    yield f"every ε is {unit}{against}under {account.adjacency} adjacency"
     if len(account.sources) > 1:
-        lines.append(
+        yield (
             "an example may be in any client of each run: the partitions are drawn by their seeds"
             if account.is_of_any_client
             else "each total holds if the data of the client are the same in all of these"
         )
-    lines += [f"{n} repeats another run bit for bit, and is counted once" for n in account.repeated]
-    unfinished = "has not ended; it is counted up to its last record"
-    lines += [f"{name} {unfinished}" for name in account.unfinished]
-    return lines
+    for name in account.repeated:
+        yield f"{name} repeats another run bit for bit, and is counted once"
+    for name in account.unfinished:
+        yield f"{name} has not ended; it is counted up to its last record"
 
 
 def registry_entry(account: Totals, sources: Sequence[Source]) -> str:

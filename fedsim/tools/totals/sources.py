@@ -34,6 +34,9 @@ from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.tools.totals.training import TrainingFile, read_training
 
+EVERYONE = ""
+"""Key of the ledger in a file that names no clients."""
+
 
 class SourceError(InputError):
     """Error of a run or file that cannot be added to privacy totals; the message names it."""
@@ -120,9 +123,8 @@ def registry_ledger(deployment: Any) -> PrivacyLedger:
     _mapping("deployment.privacy_loss.privacy_parameters", parameters)
     units = loss.get("number_of_privacy_units", 1)
     if units != 1:
-        raise SourceError(
-            f"the entry is for {units} privacy units at once; give the guarantee of one"
-        )
+        fix = "give the guarantee of one"
+        raise SourceError(f"the entry is for {units} privacy units at once; {fix}")
     try:
         if "rho" in parameters:
             return PrivacyLedger().record(ZCDP(parameters["rho"]))
@@ -136,9 +138,8 @@ def registry_ledger(deployment: Any) -> PrivacyLedger:
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise SourceError(
-            f"{name} must be a mapping, as in an entry of the registry, got {value!r}"
-        )
+        rule = "must be a mapping, as in an entry of the registry"
+        raise SourceError(f"{name} {rule}, got {value!r}")
     return value
 
 
@@ -148,10 +149,6 @@ _LEDGERS: Mapping[str, Callable[[Any], PrivacyLedger]] = {
     "history": opacus_ledger,
     "deployment": registry_ledger,
 }
-
-
-EVERYONE = ""
-"""Key of the ledger in a file that names no clients."""
 
 
 @dataclass(frozen=True)

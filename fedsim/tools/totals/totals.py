@@ -88,7 +88,7 @@ def account_of(
     clients: Mapping[str, Sequence[str]] | None = None,
     independent_noise: bool = False,
 ) -> Totals:
-    """Return the totals of every client over all sources.
+    """Return the totals of every client over all sources, or raise a SourceError with the fix.
 
     Clients of several runs are matched by their names if all have names. Otherwise they are matched
     by their numbers, if equal numbers have the same examples in every run. Otherwise (partitions
@@ -104,9 +104,6 @@ def account_of(
     results of earlier ones, but its noise, sampling rates and number of steps must be fixed without
     looking at them (`PrivacyFilter` covers more). For runs of fedsim, ε includes what the noise
     sampler adds; noise of other tools is taken to be what their events say.
-
-    Raises:
-        SourceError: the sources cannot be added up; the message says why and how to go on.
     """
     given = [source.name for source in sources]
     if twice := next((name for name in given if given.count(name) > 1), None):
@@ -122,7 +119,6 @@ def account_of(
     _refuse_mixture(kept)
     kept, is_known = _matched(kept) if clients is None else (kept, True)
     keys = sorted({key for source in kept for key in source.clients}, key=_by_number)
-    totals = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Totals(
         tuple(source.name for source in kept),
         tuple(repeated),
@@ -130,7 +126,7 @@ def account_of(
         unit,
         chosen,
         observer,
-        totals,
+        tuple(_total(key, kept, delta, names, chosen) for key in keys),
         not is_known,
     )
 
@@ -212,9 +208,8 @@ def _terms(
                     f"together has no meaning; account for the runs of each {key} apart"
                 )
     if adjacency not in (None, first.adjacency):
-        raise SourceError(
-            f"--adjacency {adjacency}: {first.name} holds under {first.adjacency} adjacency only"
-        )
+        rule = f"{first.name} holds under {first.adjacency} adjacency only"
+        raise SourceError(f"--adjacency {adjacency}: {rule}")
     used: set[AccountantChoice] = {s.accountant for s in known if s.accountant is not None}
     usual = tuple(used) if len(used) == 1 else ("pld",)
     return first.unit, first.adjacency or "zero_out", first.observer, accountants or usual
@@ -256,9 +251,8 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
         place_of = {k: f"{source.name}:{k}" if k else source.name for k in source.clients}
         lost = next((place for place in place_of.values() if place not in places), None)
         if lost is not None:
-            raise SourceError(
-                f"--clients: {lost} is in no entry, so its spend would be in no total"
-            )
+            reason = "so its spend would be in no total"
+            raise SourceError(f"--clients: {lost} is in no entry, {reason}")
         keys = {places.pop(place): key for key, place in place_of.items()}
         if len(keys) < len(place_of):
             raise SourceError(f"--clients: an entry has two clients of {source.name}")

@@ -55,10 +55,8 @@ class TrainingSection(Settings):
             return PrivacyLedger().record(release, self.steps or _rounded_up(epochs))
         sampling = SAMPLINGS[self.sampling]
         by_epoch = sampling.scheme.by_epoch  # a pass is one event
-        left_out = self.examples % batch if by_epoch and self.drop_last else 0
-        drawn, _ = sampling.for_client(
-            self.examples - left_out, batch, sampling_rate=self.sampling_rate
-        )
+        used = self.examples - (self.examples % batch if by_epoch and self.drop_last else 0)
+        drawn, _ = sampling.for_client(used, batch, sampling_rate=self.sampling_rate)
         if self.steps is None:
             events = _rounded_up(epochs if by_epoch else epochs / self.rate)
         else:
