@@ -7,8 +7,7 @@ from typing import Any, Literal
 from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, or_dash
 from fedsim.core.text_formats import csv_text
 
-ClientRows = Sequence[Mapping[str, Any]]
-"""The clients in `privacy.json`: one row for each client."""
+ClientRows = Sequence[Mapping[str, Any]]  # one row of `privacy.json` for each client
 _Rule = Callable[[str, ClientRows], bool]
 
 

@@ -44,9 +44,7 @@ from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile
 
-KEPT = "checkpoint/"
-"""The folder of a run directory that is not published: only resuming and comparing need it."""
-
+KEPT = "checkpoint/"  # not published: only resuming and comparing need it
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
 _SELECTION = "selection.json"  # in place of _ENVIRONMENT where a search published only the model

@@ -18,7 +18,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.clients.account import RecordedSpend
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
-from fedsim.core.text_formats import finite_or_none
+from fedsim.core.text_formats import finite_or_none, json_value
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
@@ -83,8 +83,7 @@ class PrivacySummary:
 
         Only the largest ε is a guarantee. An infinite ε is None.
         """
-        spread = spread_of([spend.epsilon for spend in self.clients])
-        return {name: finite_or_none(epsilon) for name, epsilon in spread.items()}
+        return json_value(spread_of([spend.epsilon for spend in self.clients]))
 
     @cached_property
     def guarantee(self) -> str:

@@ -56,8 +56,8 @@ def is_scored(status: str, rounds: int) -> bool:
 
 
 ANSWERS = "answers.json"
+# Keys that a line of `rounds.jsonl` repeats.
 COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
-"""Keys of `answers.json` that a line of `rounds.jsonl` repeats."""
 
 
 def _answers(run: EndedRun) -> dict[str, Any] | None:

@@ -67,10 +67,6 @@ class AttackBound:
         is_whole = len(rates) == len(bound.detection) and set(FALSE_POSITIVE_RATES) <= set(rates)
         return bound if is_whole else None
 
-    def to_json(self) -> dict[str, list[float]]:
-        """Return the entry `attack` of `privacy.json`."""
-        return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
-
     def covers(self, profile: Profile) -> bool:
         """Whether this bound is at least the bound of a profile, at every false-positive rate."""
         least = profile.true_positive_bounds(self.false_alarms)
