@@ -299,9 +299,7 @@ class RunFiles:
     def charges(self) -> Mapping[int, Sequence[Charge]]:
         """The charges of each client in `ledger.jsonl`, oldest first.
 
-        Raises:
-            DamagedRunError: the file is missing.
-            JournalError: a record does not fit its hash chain; the message names it.
+        A JournalError names a record that does not fit its hash chain.
         """
         if not self.directory.ledger.is_file():
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")

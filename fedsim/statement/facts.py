@@ -408,9 +408,8 @@ def _unproved(facts: Facts) -> Iterator[str]:
     worst, profile = facts.worst, facts.profile
     if not worst.has_charges:
         return
+    most = worst.epsilon * (1 + _RELATIVE_TOLERANCE)
     if profile is None or profile.client != worst.client:
         yield f"the ledger of client {worst.client}, whose ε is the largest, proves nothing"
-    elif (
-        profile.epsilon > worst.epsilon * (1 + _RELATIVE_TOLERANCE) or profile.delta != worst.delta
-    ):
+    elif profile.epsilon > most or profile.delta != worst.delta:
         yield f"the ε of client {worst.client} is smaller than the ε of its ledger"
