@@ -79,11 +79,10 @@ COLUMNS = (
         Place(7, "ε (server)", epsilon_text, _recorded),
     ),
 )
-"""Every column, in the order of `clients.csv`."""
 
 
 def client_columns(rows: ClientRows) -> list[ClientColumn]:
-    """Return the columns of `clients.csv`; `name` is among them only if clients have names."""
+    """Return the columns of `clients.csv`, in order; `name` only if clients have names."""
     return [column for column in COLUMNS if column.where(column.name, rows)]
 
 

@@ -62,15 +62,10 @@ class ClientSummary(ClientSpend):
 
 @dataclass(frozen=True, repr=False)
 class PrivacySummary:
-    """The privacy spend of all clients, and the guarantee of the whole federation.
+    """The privacy spend of all clients, and the guarantee of the whole federation."""
 
-    Attributes:
-        clients: the spend of every client, by ascending client number.
-        content: the content of `privacy.json`.
-    """
-
-    clients: tuple[ClientSummary, ...]
-    content: PrivacyFile
+    clients: tuple[ClientSummary, ...]  # by ascending client number
+    content: PrivacyFile  # of `privacy.json`
 
     @property
     def system_epsilon(self) -> float:

@@ -366,4 +366,3 @@ FIGURES = (
         CLIENT_DATA, _client_data, "privacy.json and experiment.yaml", _client_data_problems
     ),
 )
-"""Every file of figures, in the order in which a run writes them."""

@@ -105,9 +105,7 @@ def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[st
     With `ledger_lags`, clients on other machines keep the charges until the run ends, as in a
     deployment: the ledger is then not compared with the other files.
 
-    Raises:
-        DamagedRunError: a file is missing or damaged.
-        JournalError: the ledger is damaged.
+    A missing or damaged file raises a DamagedRunError, and a damaged ledger a JournalError.
     """
     # All records are read first, so that a damaged one is reported before any are compared.
     _ = files.charges, files.rounds, files.releases, files.checkpoint

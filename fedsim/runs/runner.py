@@ -169,13 +169,6 @@ def _checked_federation(
     return federation
 
 
-def one_line(error: Exception) -> str:
-    """Return the text of an error as one line."""
-    if isinstance(error, OSError):
-        return describe_os_error(error)
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 @dataclass
 class _Recorder:
     """Writes every round and the results at the end to the run directory.
@@ -242,8 +235,11 @@ class _Recorder:
                     self._append(error.report)
                     callback.round_finished(error.report.to_json())
                 self._end("failed", str(error), error)
+            except OSError as error:
+                self._end("failed", describe_os_error(error), error)
             except Exception as error:  # noqa: BLE001  raised when the files are written
-                self._end("failed", one_line(error), error)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                self._end("failed", reason, error)
             finally:
                 callback.ended()
 

@@ -49,9 +49,8 @@ def to_json(facts: Facts) -> dict[str, Any]:
     """
     sentences, profile = statement_of(facts), None
     if facts.is_bounded and facts.profile is not None:
-        curve = facts.profile.curve
-        shown = curve[:: max(1, math.ceil(len(curve) / _MAX_JSON_POINTS))]
-        profile = json_value(replace(facts.profile, curve=shown))
+        step = max(1, math.ceil(len(facts.profile.curve) / _MAX_JSON_POINTS))
+        profile = json_value(replace(facts.profile, curve=facts.profile.curve[::step]))
     return {
         "statement": in_words(sentences),
         "statement_points": [vars(sentence) for sentence in sentences],

@@ -17,7 +17,6 @@ from fedsim.statement.attack import AttackBound
 from fedsim.statement.trust_facts import TrustFacts, trust_objections
 
 ACCOUNTANTS = ("pld", "rdp", "moments")
-NOISES = ("seeded", "secure")
 
 
 class ClippingWords(NamedTuple):
@@ -321,7 +320,7 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its accountant {mechanism.accountant!r} is not known"
     if mechanism.orders is not None and mechanism.accountant != "rdp":
         yield f"its accountant {mechanism.accountant!r} has no orders"
-    if mechanism.noise not in NOISES:
+    if mechanism.noise not in ("seeded", "secure"):
         yield "the source of its noise is not recorded"
     if mechanism.slack is None and math.isfinite(facts.epsilon):
         yield "the slack of its sampler of noise is not recorded"

@@ -104,10 +104,7 @@ def attack_bound(facts: Facts) -> Said:
     }
 
 
-@attack(
-    "As one Gaussian",
-    when=lambda facts: facts.profile is not None and facts.profile.mu is not None,
-)
+@attack("As one Gaussian", when=lambda facts: bool(facts.profile and facts.profile.mu is not None))
 def gaussian_bound(facts: Facts) -> Said:
     """Return the sentence on the Gaussian-DP parameter μ, which bounds every attack's rates."""
     profile = facts.profile

@@ -50,8 +50,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 def ledger_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each sign that `ledger.jsonl` is not whole: missing, or cut short.
 
-    Raises:
-        JournalError: a record does not fit its hash chain; the message names it.
+    A JournalError names a record that does not fit its hash chain.
     """
     path = files.directory.ledger
     if not path.is_file():
