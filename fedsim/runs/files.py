@@ -120,7 +120,7 @@ def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) ->
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, float) and isinstance(second, float):
-        return first == second or math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
+        return math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
     return type(first) is type(second) and first == second
 
 

@@ -32,13 +32,12 @@ def profile_of(
 ) -> Profile | None:
     """Return the privacy profile of a client, from `client`, `ledger` and `delta` of its row.
 
-    The result is None if the accountant cannot read the ledger, or if its ε is infinite. If this ε
-    is above 500, the profile has no curve and no μ.
+    The result is None if the accountant cannot read the ledger, or if its ε is infinite.
     """
     try:
         ledger = PrivacyLedger.from_list(row["ledger"])
         profile = ledger_profile(ledger, row["delta"], accountant, adjacency)
-    except ValueError:  # this accountant cannot read the ledger
+    except ValueError:
         return None
     return None if profile is None else replace(profile, client=row["client"])
 

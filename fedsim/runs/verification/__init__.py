@@ -106,10 +106,9 @@ def model_card_problems(files: RunFiles) -> Iterator[str]:
     summary, row = files.summary, files.last_round
     if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
-    card = read_model_card(files.directory.path)
-    same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
-    statement = files.privacy["statement"]
-    if same != (summary["name"], summary["rounds"], public_metrics(row), statement):
+    card, statement = read_model_card(files.directory.path), files.privacy["statement"]
+    said = (card.experiment, card.rounds, dict(card.metrics), card.statement)
+    if said != (summary["name"], summary["rounds"], public_metrics(row), statement):
         yield "the header of model.safetensors does not say what the other files say"
 
 

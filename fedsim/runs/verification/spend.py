@@ -219,4 +219,4 @@ def number(value: float | None) -> float:
 
 def same_number(first: float, second: float) -> bool:
     """Whether two numbers are equal, up to rounding differences between machines."""
-    return first == second or math.isclose(first, second, rel_tol=_SAME, abs_tol=1e-12)
+    return math.isclose(first, second, rel_tol=_SAME, abs_tol=1e-12)
