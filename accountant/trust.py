@@ -23,12 +23,13 @@ and conditions: docs/explain/trust_models.md.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from fedsim.accountant import checks
 from fedsim.accountant.events import Event, Gaussian, JointGaussian
-from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
+from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, events_match
 
 Trust = Literal["local", "distributed", "central"]
 Unit = Literal["example", "client"]
@@ -61,16 +62,11 @@ def is_explained_by_shares(
         server_ledger: ledger of the same client against a server that sees its uploads.
         honest: h, the fewest honest clients in a sum that the server opens, >= 1.
     """
-    factor = math.sqrt(honest) * (1.0 + _ROUNDED)
-    return len(claimed) == len(server_ledger) and all(
-        count == other and _is_explained(event, share, factor)
-        for (event, count), (share, other) in zip(
-            claimed.entries, server_ledger.entries, strict=True
-        )
-    )
+    is_explained = partial(_is_explained, factor=math.sqrt(honest) * (1.0 + _ROUNDED))
+    return events_match(claimed.entries, server_ledger.entries, is_explained)
 
 
-def _is_explained(claimed: Event, server_event: Event, factor: float) -> bool:
+def _is_explained(claimed: Event, server_event: Event, *, factor: float) -> bool:
     if isinstance(claimed, Gaussian) and isinstance(server_event, Gaussian):
         return claimed.noise_multiplier <= server_event.noise_multiplier * factor
     if isinstance(claimed, JointGaussian) and isinstance(server_event, JointGaussian):
@@ -78,12 +74,7 @@ def _is_explained(claimed: Event, server_event: Event, factor: float) -> bool:
         return len(noises) == len(shares) and all(
             noise <= share * factor for noise, share in zip(noises, shares, strict=True)
         )
-    inner, share = getattr(claimed, "event", None), getattr(server_event, "event", None)
-    if not isinstance(inner, Event) or not isinstance(share, Event):
-        return False
-    return replace(cast(Any, claimed), event=share) == server_event and _is_explained(
-        inner, share, factor
-    )
+    return False
 
 
 _ROUNDED_UP = 1.0 + 2.0**-40  # more than a few operations round down

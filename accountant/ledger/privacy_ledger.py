@@ -1,9 +1,10 @@
 """The privacy ledger: a list of all releases in order, from which epsilon can be recomputed."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, make_accountant
@@ -208,3 +209,29 @@ def _runs_of(text: str) -> tuple[tuple[Event, int], ...]:
     if not isinstance(records, list):
         raise ValueError(f"a ledger must be a list, got {records!r:.200}")
     return PrivacyLedger.from_list(records).entries
+
+
+def events_match(
+    first: Sequence[tuple[Event, int]],
+    second: Sequence[tuple[Event, int]],
+    matches: Callable[[Event, Event], bool],
+) -> bool:
+    """Whether two lists of charges have equal counts, and events that differ only innermost.
+
+    Args:
+        first: pairs (event, count).
+        second: pairs (event, count).
+        matches: whether an innermost event of `first`, such as a `Gaussian`, fits that of `second`.
+    """
+    return len(first) == len(second) and all(
+        count == other and _event_matches(event, partner, matches)
+        for (event, count), (partner, other) in zip(first, second, strict=True)
+    )
+
+
+def _event_matches(first: Event, second: Event, matches: Callable[[Event, Event], bool]) -> bool:
+    inner, other = getattr(first, "event", None), getattr(second, "event", None)
+    if not isinstance(inner, Event) or not isinstance(other, Event):
+        return matches(first, second)
+    is_equal = replace(cast(Any, first), event=other) == second
+    return is_equal and _event_matches(inner, other, matches)

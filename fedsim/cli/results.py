@@ -179,7 +179,7 @@ def verify_command(
             replayed = OPTIONS["verify --replay"](run_directory, base=base, phases=phases)
             more["replayed"] = {name: getattr(replayed, name) for name in _REPLAYED}
             verification = replace(verification, problems=replayed.problems)
-    epsilons = [client.recomputed for client in verification.clients]
+    epsilons = verification.epsilons
     text = f"largest ε = {epsilon_text(max(epsilons))}" if epsilons else "no privacy was claimed"
     lines = [f"{directory}: sound ({len(epsilons)} clients recomputed, {text})"]
     if verification.root is not None:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, or_dash
 from fedsim.core.text_formats import csv_text
 
-ClientRows = Sequence[Mapping[str, Any]]
-"""The clients in `privacy.json`: one row for each client."""
+ClientRows = Sequence[Mapping[str, Any]]  # one row of `privacy.json` for each client
 _Rule = Callable[[str, ClientRows], bool]
 
 
@@ -80,11 +79,10 @@ COLUMNS = (
         Place(7, "ε (server)", epsilon_text, _recorded),
     ),
 )
-"""Every column, in the order of `clients.csv`."""
 
 
 def client_columns(rows: ClientRows) -> list[ClientColumn]:
-    """Return the columns of `clients.csv`; `name` is among them only if clients have names."""
+    """Return the columns of `clients.csv`, in order; `name` only if clients have names."""
     return [column for column in COLUMNS if column.where(column.name, rows)]
 
 

@@ -44,9 +44,7 @@ from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile
 
-KEPT = "checkpoint/"
-"""The folder of a run directory that is not published: only resuming and comparing need it."""
-
+KEPT = "checkpoint/"  # not published: only resuming and comparing need it
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
 _SELECTION = "selection.json"  # in place of _ENVIRONMENT where a search published only the model
@@ -301,9 +299,8 @@ class RunFiles:
     def charges(self) -> Mapping[int, Sequence[Charge]]:
         """The charges of each client in `ledger.jsonl`, oldest first.
 
-        Raises:
-            DamagedRunError: the file is missing.
-            JournalError: a record does not fit its hash chain; the message names it.
+        A missing file raises a DamagedRunError. A JournalError names a record that does not fit its
+        hash chain.
         """
         if not self.directory.ledger.is_file():
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")
@@ -318,10 +315,8 @@ class RunFiles:
     def histories(self) -> Mapping[int, Sequence[Charge]]:
         """The charges of each client, after a check that `ledger.jsonl` lost no recorded charge.
 
-        Raises:
-            DamagedRunError: the file is missing, or lacks the charge that `privacy.json` names as a
-                client's last one; later charges are allowed. Or `privacy.json` names no charges.
-            JournalError: a record does not fit its hash chain; the message names it.
+        Later charges than those that `privacy.json` names are allowed. A DamagedRunError is raised
+        if one of these is missing, or if `privacy.json` names none; otherwise as for `charges`.
         """
         recorded = self.optional("privacy.json") or {"clients": []}
         try:

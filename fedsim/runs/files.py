@@ -56,11 +56,7 @@ class DamagedRunError(RunDirectoryError):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file that every run has.
-
-    Raises:
-        DamagedRunError: the file is missing.
-    """
+    """Return the content of a file that every run has, or raise a DamagedRunError without it."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -68,11 +64,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or the mapping in a .yaml file.
-
-    Raises:
-        DamagedRunError: the file is missing, or holds something else.
-    """
+    """Return the JSON object, or the mapping in a .yaml file; others raise a DamagedRunError."""
     parse, kind = parse_json, "a JSON object"
     if path.suffix == ".yaml":
         parse, kind = parse_plain_yaml, "a mapping"
@@ -100,11 +92,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path, model: type[_Model]) -> _Model:
-    """Return the record that `write_sealed` wrote.
-
-    Raises:
-        DamagedRunError: the file is missing, does not fit `model`, or differs from its digest.
-    """
+    """Return the record that `write_sealed` wrote, or raise a DamagedRunError for any other."""
     content = read_object(path)
     if content.pop(_DIGEST, None) != digest_of(content):
         raise DamagedRunError.of(path, "the file is damaged: it differs from the digest in it")
@@ -132,7 +120,7 @@ def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) ->
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, float) and isinstance(second, float):
-        return first == second or math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
+        return math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
     return type(first) is type(second) and first == second
 
 
@@ -149,11 +137,7 @@ class LinesFile:
         return self._hash.hexdigest()
 
     def append(self, line: str) -> None:
-        """Append a line; on return, the line is on disk.
-
-        Raises:
-            OSError: the file cannot be written; the error names it.
-        """
+        """Append a line, which is on disk on return, or raise an OSError that names the file."""
         data = f"{line}\n".encode()
         with name_file(self._path), self._path.open("ab") as file:
             append(file, data)
@@ -175,10 +159,8 @@ def first_lines(path: Path, count: int) -> bytes:
 def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
     """Yield for each line of a JSON lines file the pair (checked record, parsed JSON).
 
-    A last line that a crash cut short is skipped.
-
-    Raises:
-        DamagedRunError: the file is missing, or a line does not fit `model`.
+    A last line that a crash cut short is skipped. A missing file, and a line that does not fit
+    `model`, raise a DamagedRunError.
     """
     *lines, _unfinished = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -226,7 +208,6 @@ SCHEMAS: Mapping[str, int] = {
     "selection.json": 1,  # of the folder of a selected model
     "experiment.json": 5,  # of the state of a node's client
 }
-"""The schema number of each file that has one."""
 
 
 class SchemaError(InputError):
@@ -256,11 +237,9 @@ def check_schema(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_version(path: Path, version: str, way_out: str) -> None:
-    """Check that `version` of fedsim, which wrote a run or a node to be resumed, is this one.
+    """Raise a SchemaError if another version of fedsim wrote the run or node in a directory.
 
-    Raises:
-        SchemaError: another version wrote the directory `path`; the message ends with `way_out`,
-            in which `{version}` is replaced by `version`.
+    The message ends with `way_out`, in which `{version}` is replaced by `version`.
     """
     if version != fedsim.__version__:
         raise SchemaError(
@@ -282,9 +261,6 @@ class RunLock:
     """The lock of a run directory, held until `close`.
 
     Guarantee: between construction and `close` no other process of this machine holds the lock.
-
-    Args:
-        run: the run directory.
 
     Raises:
         RunInUseError: another process holds the lock.
@@ -333,11 +309,7 @@ class RunLock:
 
 
 def refuse_in_use(run: Path) -> None:
-    """Check that no process is writing a run directory; no file is created.
-
-    Raises:
-        RunInUseError: a process is writing there; the message names the process.
-    """
+    """Raise a RunInUseError if a process writes a run directory; no file is created."""
     try:
         descriptor = os.open(run / LOCK, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):

@@ -139,8 +139,7 @@ def objects_digest(experiment: Experiment) -> dict[str, str]:
 def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:
     """Check that a run resumes with the inputs that it began with; `before` has their digests.
 
-    Raises:
-        RunDirectoryError: an input differs; the message names it.
+    A RunDirectoryError names an input that differs.
     """
     now = fingerprint(federation)
     if not have_one_key(before.get("data", ""), now["data"]):

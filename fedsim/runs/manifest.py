@@ -86,11 +86,7 @@ def list_again(directory: RunDirectory, path: str) -> None:
 
 
 def read_manifest(directory: RunDirectory) -> Manifest:
-    """Return the manifest of a run.
-
-    Raises:
-        ManifestError: it is missing, was changed, or has another format.
-    """
+    """Return the manifest of a run; a missing, changed or other one raises a ManifestError."""
     if (directory.path / FILE).is_symlink():
         raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
     try:
@@ -116,10 +112,8 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 def refuse_changed_records(directory: RunDirectory) -> None:
     """Check before a run is resumed that the files from which it resumes are those in its manifest.
 
-    A killed run has no manifest, and nothing is checked.
-
-    Raises:
-        DamagedRunError: a file or the manifest was changed; the message names it.
+    A DamagedRunError names a file that was changed. A killed run has no manifest, and nothing is
+    checked.
     """
     if not (directory.path / FILE).exists():
         return

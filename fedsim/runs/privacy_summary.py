@@ -18,7 +18,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.clients.account import RecordedSpend
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
-from fedsim.core.text_formats import finite_or_none
+from fedsim.core.text_formats import finite_or_none, json_value
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
@@ -62,15 +62,10 @@ class ClientSummary(ClientSpend):
 
 @dataclass(frozen=True, repr=False)
 class PrivacySummary:
-    """The privacy spend of all clients, and the guarantee of the whole federation.
+    """The privacy spend of all clients, and the guarantee of the whole federation."""
 
-    Attributes:
-        clients: the spend of every client, by ascending client number.
-        content: the content of `privacy.json`.
-    """
-
-    clients: tuple[ClientSummary, ...]
-    content: PrivacyFile
+    clients: tuple[ClientSummary, ...]  # by ascending client number
+    content: PrivacyFile  # of `privacy.json`
 
     @property
     def system_epsilon(self) -> float:
@@ -83,8 +78,7 @@ class PrivacySummary:
 
         Only the largest ε is a guarantee. An infinite ε is None.
         """
-        spread = spread_of([spend.epsilon for spend in self.clients])
-        return {name: finite_or_none(epsilon) for name, epsilon in spread.items()}
+        return json_value(spread_of([spend.epsilon for spend in self.clients]))
 
     @cached_property
     def guarantee(self) -> str:

@@ -56,8 +56,8 @@ def is_scored(status: str, rounds: int) -> bool:
 
 
 ANSWERS = "answers.json"
+# Keys that a line of `rounds.jsonl` repeats.
 COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
-"""Keys of `answers.json` that a line of `rounds.jsonl` repeats."""
 
 
 def _answers(run: EndedRun) -> dict[str, Any] | None:
@@ -366,4 +366,3 @@ FIGURES = (
         CLIENT_DATA, _client_data, "privacy.json and experiment.yaml", _client_data_problems
     ),
 )
-"""Every file of figures, in the order in which a run writes them."""

@@ -26,7 +26,6 @@ from fedsim.runs.files import (
     SchemaError,
     arrays_bytes,
     check_schema,
-    first_lines,
     read_arrays,
 )
 from fedsim.server.round_report import RoundRow
@@ -180,11 +179,6 @@ def given_up(row: RoundRow) -> str | None:
     """Return the reason if a round was given up, maybe before its clients were asked; else None."""
     secure = row.get("secure_aggregation")
     return row.get("aborted") if secure is None else secure["aborted"]
-
-
-def digest_of_lines(path: Path, count: int) -> str:
-    """Return the SHA-256 of the first `count` lines of a file."""
-    return hashlib.sha256(first_lines(path, count)).hexdigest()
 
 
 class Releases(BaseModel, strict=True, extra="forbid", frozen=True):

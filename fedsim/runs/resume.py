@@ -6,6 +6,7 @@ older one contradicts the rest. `--resume` refuses such a run before anything is
 user kept elsewhere shows the replacement.
 """
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectoryError, RunFiles
-from fedsim.runs.records import digest_of_lines
+from fedsim.runs.files import first_lines
 from fedsim.server.secure.opened_sums import OpenedSum
 
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
@@ -104,9 +105,7 @@ def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[st
     With `ledger_lags`, clients on other machines keep the charges until the run ends, as in a
     deployment: the ledger is then not compared with the other files.
 
-    Raises:
-        DamagedRunError: a file is missing or damaged.
-        JournalError: the ledger is damaged.
+    A missing or damaged file raises a DamagedRunError, and a damaged ledger a JournalError.
     """
     # All records are read first, so that a damaged one is reported before any are compared.
     _ = files.charges, files.rounds, files.releases, files.checkpoint
@@ -138,7 +137,7 @@ def _in_rounds(files: RunFiles) -> Iterator[str]:
         run, sealed = files.directory, files.checkpoint
         digests = {run.rounds: sealed.rounds_digest, run.releases: sealed.releases_digest}
         for path, digest in digests.items():
-            if digest and digest_of_lines(path, finished) != digest:
+            if digest and hashlib.sha256(first_lines(path, finished)).hexdigest() != digest:
                 yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
     yield from _in_schedule(files)
 

@@ -1,10 +1,11 @@
 """Function that runs an experiment, from its file to a finished run directory."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,15 +75,6 @@ class RunParts:
         return isinstance(self.engine, LocalEngine)
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """How the rounds of a run ended; `failure` is raised when the files are written."""
-
-    status: Status = "completed"
-    reason: str | None = None
-    failure: Exception | None = None
-
-
 def run_experiment(
     source: str | Path | Mapping[str, Any],
     *,
@@ -107,16 +99,7 @@ def run_experiment(
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
     try:
-        recorder = (_resume if resume else _start)(loaded, path, parts)
-        with recorder.closing():
-            try:
-                with recorder.recording():
-                    parts.engine.execute(*recorder.apps())
-                result = recorder.conclude()
-            except KeyboardInterrupt as interrupt:
-                result = recorder.conclude_interrupted(interrupt)
-        recorder.raise_failure(result)
-        return result
+        return (_resume if resume else _start)(loaded, path, parts).run()
     except OSError as error:
         cause = describe_os_error(error)
         if not (path / "experiment.yaml").exists():
@@ -186,13 +169,6 @@ def _checked_federation(
     return federation
 
 
-def one_line(error: Exception) -> str:
-    """Return the text of an error as one line."""
-    if isinstance(error, OSError):
-        return describe_os_error(error)
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 @dataclass
 class _Recorder:
     """Writes every round and the results at the end to the run directory.
@@ -204,7 +180,9 @@ class _Recorder:
     directory: RunDirectory
     parts: RunParts
     finished: InitVar[RunFiles | None]
-    outcome: _Outcome = _Outcome()
+    status: Status = "completed"
+    reason: str | None = None
+    failure: Exception | None = None  # raised when the files are written
 
     def __post_init__(self, finished: RunFiles | None) -> None:
         self._rounds = LinesFile(self.directory.rounds)
@@ -216,19 +194,33 @@ class _Recorder:
             self._state = finished.state or self._state
             self._rows = finished.rounds[: self._state.round_number]
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Unlock the run directory after the block, and raise the first of several errors."""
+    def run(self) -> RunResult:
+        """Execute the rounds, write all files, and return the result.
+
+        An error that ends the rounds is raised after the files are written. Of several errors the
+        first is raised. After Ctrl-C, the result has the finished rounds.
+        """
         try:
-            yield
+            try:
+                self._execute()
+                result = self._conclude()
+            except KeyboardInterrupt as interrupt:
+                if not self.directory.is_locked:
+                    raise  # there is no directory yet
+                self._end("interrupted", str(interrupt) or INTERRUPTED)
+                result = self._conclude()
         except OSError as error:
-            raise self.outcome.failure or error from error
+            raise self.failure or error from error
         finally:
             self.directory.unlock()
+        if isinstance(self.failure, FederationError):
+            raise RunFailedError(str(self.failure), result) from self.failure
+        if self.failure is not None:
+            raise self.failure
+        return result
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Start the engine, make the directory, and record how the rounds in the block end."""
+    def _execute(self) -> None:
+        """Start the engine, make the directory, execute the rounds, and record how they end."""
         phases, callback = self.parts.phases, self.parts.callback
         if not self.parts.is_local:
             phases.begin("starting the engine")
@@ -237,14 +229,17 @@ class _Recorder:
             phases.end()
             try:
                 callback.started(self.federation, self.directory.path)
-                yield
+                self.parts.engine.execute(*self._apps())
             except RoundError as error:  # not checkpointed: a resumed run repeats the round
                 with suppress(OSError):  # the disk may be full
                     self._append(error.report)
                     callback.round_finished(error.report.to_json())
-                self.outcome = _Outcome("failed", str(error), error)
+                self._end("failed", str(error), error)
+            except OSError as error:
+                self._end("failed", describe_os_error(error), error)
             except Exception as error:  # noqa: BLE001  raised when the files are written
-                self.outcome = _Outcome("failed", one_line(error), error)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                self._end("failed", reason, error)
             finally:
                 callback.ended()
 
@@ -265,14 +260,14 @@ class _Recorder:
         self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
-    def apps(self) -> tuple[ServerApp, ClientApp, int]:
+    def _apps(self) -> tuple[ServerApp, ClientApp, int]:
         """Return the server app, the client app and the number of nodes of the federation."""
         directory, federation = self.directory, self.federation
         server = server_app(
             federation,
             start=self._state,
             on_round=self._on_round,
-            on_stop=self._on_stop,
+            on_stop=partial(self._end, "stopped"),
             ledgers=self._ledgers,
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
@@ -282,8 +277,8 @@ class _Recorder:
 
         return server, FederationClientApp(federation, directory.ledger), federation.num_nodes
 
-    def _on_stop(self, reason: str) -> None:
-        self.outcome = _Outcome("stopped", reason)
+    def _end(self, status: Status, reason: str, failure: Exception | None = None) -> None:
+        self.status, self.reason, self.failure = status, reason, failure
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._append(report)
@@ -307,7 +302,7 @@ class _Recorder:
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
 
-    def conclude(self) -> RunResult:
+    def _conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
         self.directory.remove(FILE)  # an interrupt may end the run a second time
         phases = self.parts.phases
@@ -319,21 +314,6 @@ class _Recorder:
             self.parts.add_pages(self.directory)
         phases.end()
         return result
-
-    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> RunResult:
-        """Conclude a run after Ctrl-C, with the finished rounds."""
-        if not self.directory.is_locked:
-            raise interrupt  # there is no directory yet
-        self.outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
-        return self.conclude()
-
-    def raise_failure(self, result: RunResult) -> None:
-        """Raise the error that ended the rounds, if one did, after all files are written."""
-        failure = self.outcome.failure
-        if isinstance(failure, FederationError):
-            raise RunFailedError(str(failure), result) from failure
-        if failure is not None:
-            raise failure
 
     def _finish(self) -> RunResult:
         rows, federation, directory = self._rows, self.federation, self.directory
@@ -355,8 +335,8 @@ class _Recorder:
         phases = {} if is_secret else self.parts.phases.seconds
         summary = {
             "name": federation.experiment.name,
-            "status": self.outcome.status,
-            "reason": self.outcome.reason,
+            "status": self.status,
+            "reason": self.reason,
             "rounds": self._state.round_number,
             **metrics,
             "task": card.task,
@@ -373,8 +353,8 @@ class _Recorder:
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
-            status=self.outcome.status,
-            reason=self.outcome.reason,
+            status=self.status,
+            reason=self.reason,
             metrics={**metrics, **personal_metrics(summary)},
             privacy=privacy,
             rounds=tuple(rows),
@@ -385,7 +365,7 @@ class _Recorder:
 
     def _write_figures(self) -> dict[str, dict[str, Any]]:
         """Write the files of figures that the run has, and return their content by name."""
-        run = EndedRun(self.federation, self._state, self.outcome.status, self._model_metrics)
+        run = EndedRun(self.federation, self._state, self.status, self._model_metrics)
         contents: dict[str, dict[str, Any]] = {}
         for figure in FIGURES:
             self.directory.remove(figure.name)  # a resumed run may not have it again

@@ -40,9 +40,6 @@ _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 def read_model_card(run: str | Path) -> ModelCard:
     """Return the model card of a run's final model: inputs, classes, metrics and privacy guarantee.
 
-    Args:
-        run: the run directory.
-
     Raises:
         RunDirectoryError: `run` is no run directory, or has no final model yet.
         DamagedRunError: the file is damaged.

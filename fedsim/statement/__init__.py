@@ -7,10 +7,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from fedsim.accountant.attack_bound import Profile as Profile
+from fedsim.core.text_formats import json_value
 from fedsim.statement import guarantee, limits, mechanism, result
 from fedsim.statement.attack import AttackBound as AttackBound
 from fedsim.statement.attack import profile_of as profile_of
@@ -48,14 +49,12 @@ def to_json(facts: Facts) -> dict[str, Any]:
     """
     sentences, profile = statement_of(facts), None
     if facts.is_bounded and facts.profile is not None:
-        curve = facts.profile.curve
-        shown = curve[:: max(1, math.ceil(len(curve) / _MAX_JSON_POINTS))]
-        points = [list(point) for point in shown]
-        profile = {**asdict(replace(facts.profile, curve=())), "curve": points}
+        step = max(1, math.ceil(len(facts.profile.curve) / _MAX_JSON_POINTS))
+        profile = json_value(replace(facts.profile, curve=facts.profile.curve[::step]))
     return {
         "statement": in_words(sentences),
         "statement_points": [vars(sentence) for sentence in sentences],
         "certificates": guarantee.certificates_of(facts),
         "profile": profile,
-        "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
+        "attack": json_value(facts.attack) if facts.is_bounded else None,
     }

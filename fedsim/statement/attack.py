@@ -32,13 +32,12 @@ def profile_of(
 ) -> Profile | None:
     """Return the privacy profile of a client, from `client`, `ledger` and `delta` of its row.
 
-    The result is None if the accountant cannot read the ledger, or if its ε is infinite. If this ε
-    is above 500, the profile has no curve and no μ.
+    The result is None if the accountant cannot read the ledger, or if its ε is infinite.
     """
     try:
         ledger = PrivacyLedger.from_list(row["ledger"])
         profile = ledger_profile(ledger, row["delta"], accountant, adjacency)
-    except ValueError:  # this accountant cannot read the ledger
+    except ValueError:
         return None
     return None if profile is None else replace(profile, client=row["client"])
 
@@ -66,10 +65,6 @@ class AttackBound:
         rates = bound.false_alarms
         is_whole = len(rates) == len(bound.detection) and set(FALSE_POSITIVE_RATES) <= set(rates)
         return bound if is_whole else None
-
-    def to_json(self) -> dict[str, list[float]]:
-        """Return the entry `attack` of `privacy.json`."""
-        return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
 
     def covers(self, profile: Profile) -> bool:
         """Whether this bound is at least the bound of a profile, at every false-positive rate."""

@@ -17,7 +17,6 @@ from fedsim.statement.attack import AttackBound
 from fedsim.statement.trust_facts import TrustFacts, trust_objections
 
 ACCOUNTANTS = ("pld", "rdp", "moments")
-NOISES = ("seeded", "secure")
 
 
 class ClippingWords(NamedTuple):
@@ -321,7 +320,7 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its accountant {mechanism.accountant!r} is not known"
     if mechanism.orders is not None and mechanism.accountant != "rdp":
         yield f"its accountant {mechanism.accountant!r} has no orders"
-    if mechanism.noise not in NOISES:
+    if mechanism.noise not in ("seeded", "secure"):
         yield "the source of its noise is not recorded"
     if mechanism.slack is None and math.isfinite(facts.epsilon):
         yield "the slack of its sampler of noise is not recorded"
@@ -408,9 +407,8 @@ def _unproved(facts: Facts) -> Iterator[str]:
     worst, profile = facts.worst, facts.profile
     if not worst.has_charges:
         return
+    most = worst.epsilon * (1 + _RELATIVE_TOLERANCE)
     if profile is None or profile.client != worst.client:
         yield f"the ledger of client {worst.client}, whose ε is the largest, proves nothing"
-    elif (
-        profile.epsilon > worst.epsilon * (1 + _RELATIVE_TOLERANCE) or profile.delta != worst.delta
-    ):
+    elif profile.epsilon > most or profile.delta != worst.delta:
         yield f"the ε of client {worst.client} is smaller than the ε of its ledger"

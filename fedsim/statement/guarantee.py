@@ -182,11 +182,7 @@ def threat_model(facts: Facts) -> str:
     )
 
 
-_NOISE_OF_CLIENTS = {
-    "local": "with its noise",
-    "distributed": "with its share of the noise",
-    "central": "without noise",
-}
+_NOISE_OF_CLIENTS = {"local": "with its noise", "distributed": "with its share of the noise"}
 
 
 @TABLE.sentence("threat model", "fact", "What is released", holds=is_private)

@@ -14,6 +14,12 @@ TABLE = StatementTable()
 limit = partial(TABLE.sentence, "limit", "limit")
 fixed_limit = partial(TABLE.fixed, "limit", "limit")
 
+fixed_limit(
+    "tuning_not_charged",
+    "Tuning runs are not charged",
+    "Tuning runs on the same data are not charged: every run spends privacy, and this account "
+    "covers one run only.",
+)
 TABLE.fixed(
     "limit",
     "warning",

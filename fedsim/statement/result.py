@@ -104,10 +104,7 @@ def attack_bound(facts: Facts) -> Said:
     }
 
 
-@attack(
-    "As one Gaussian",
-    when=lambda facts: facts.profile is not None and facts.profile.mu is not None,
-)
+@attack("As one Gaussian", when=lambda facts: bool(facts.profile and facts.profile.mu is not None))
 def gaussian_bound(facts: Facts) -> Said:
     """Return the sentence on the Gaussian-DP parameter μ, which bounds every attack's rates."""
     profile = facts.profile
@@ -123,8 +120,7 @@ def gaussian_bound(facts: Facts) -> Said:
 
 _NOT_DP = "Secure aggregation is not differential privacy: "
 _ON_ITS_OWN = f"{_NOT_DP}the ε of each client comes from its own noise and is not lowered by it."
-_ROLES = {
-    "local": _ON_ITS_OWN,
+_ROLES = {  # by trust model; `_ON_ITS_OWN` for any other one
     "distributed": f"{_NOT_DP}it hides the upload of each client, so that the noise of the other "
     "clients of a sum protects this upload as well. The guarantee against an observer of sums "
     "needs secure aggregation; the guarantee against the server does not.",
@@ -267,13 +263,3 @@ def ledger(facts: Facts) -> Said:
         f"the digest of all these is {facts.digest}. In the run directory, "
         "`fedsim verify .` recomputes every ε and every hash."
     ), {"digest": facts.digest, "command": "fedsim verify ."}
-
-
-TABLE.fixed(
-    "limit",
-    "limit",
-    "tuning_not_charged",
-    "Tuning runs are not charged",
-    "Tuning runs on the same data are not charged: every run spends privacy, and this account "
-    "covers one run only.",
-)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from fedsim.accountant.trust import OBSERVERS, Observer
+from fedsim.accountant.trust import OBSERVERS, Observer, Unit
 
-UNITS = ("example", "client")
 # Each condition of a guarantee against an active server, with what fails without it.
 UNMET_CONDITIONS: Mapping[str, str] = {
     "pinned_keys": "the keys of helpers and clients are not fixed in advance, so parties can be "
@@ -54,7 +53,7 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
     """Yield reasons why the recorded facts on trust do not support the ε that a run claims."""
     if trust.trust not in OBSERVERS:
         yield f"its trust model {trust.trust!r} is not known"
-    if trust.unit not in UNITS:
+    if trust.unit not in get_args(Unit):
         yield f"its unit {trust.unit!r} is not known"
     if trust.trust != "distributed":
         return

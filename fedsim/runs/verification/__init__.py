@@ -28,7 +28,6 @@ from fedsim.runs.verification.plans import (
     unread_tables,
 )
 from fedsim.runs.verification.spend import (
-    Checked,
     attempt,
     check_spend,
     ledger_problems,
@@ -107,10 +106,9 @@ def model_card_problems(files: RunFiles) -> Iterator[str]:
     summary, row = files.summary, files.last_round
     if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
-    card = read_model_card(files.directory.path)
-    same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
-    statement = files.privacy["statement"]
-    if same != (summary["name"], summary["rounds"], public_metrics(row), statement):
+    card, statement = read_model_card(files.directory.path), files.privacy["statement"]
+    said = (card.experiment, card.rounds, dict(card.metrics), card.statement)
+    if said != (summary["name"], summary["rounds"], public_metrics(row), statement):
         yield "the header of model.safetensors does not say what the other files say"
 
 
@@ -169,7 +167,7 @@ def _finite_problems(files: RunFiles) -> Iterator[str]:
 class Verification:
     """The result of the check of a run; `problems` is empty for a sound run."""
 
-    clients: tuple[Checked, ...]
+    epsilons: tuple[float, ...]  # of each client, recomputed
     problems: tuple[str, ...]
     unchecked: tuple[str, ...] = ()  # facts that could not be checked
     root: str | None = None  # of the manifest; None if that is missing or damaged
@@ -228,15 +226,15 @@ def verify_run(
     if not files.has_checkpoint:
         unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")
     problems, found_root = _against_manifest(directory, root, pages=pages)
-    broken, checked = attempt("ledger.jsonl", lambda: ledger_problems(files)), list[Checked]()
+    broken, epsilons = attempt("ledger.jsonl", lambda: ledger_problems(files)), list[float]()
     problems += broken
     if not broken:  # without a whole ledger, other problems mean nothing
-        problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+        problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, epsilons))
         unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
         for names, check in _CHECKS:
             problems += attempt(names, lambda check=check: check(files))
     found = tuple(dict.fromkeys(problems))
-    return Verification(tuple(checked), found, tuple(unchecked), found_root)
+    return Verification(tuple(epsilons), found, tuple(unchecked), found_root)
 
 
 def _against_manifest(

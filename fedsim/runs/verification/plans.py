@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge
+from fedsim.accountant.ledger.privacy_ledger import events_match
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.mechanisms.plan import PrivacyPlan
@@ -138,14 +139,11 @@ def _against_steps(
 def _same_charges(ledger: PrivacyLedger | None, planned: Charges | None) -> bool:
     if ledger is None or planned is None:
         return ledger is None and planned is None
-    return len(ledger) == len(planned) and all(
-        count == other and _same_event(event, plan)
-        for (event, count), (plan, other) in zip(ledger.entries, planned, strict=True)
-    )
+    return events_match(ledger.entries, planned, _same_event)
 
 
 def _same_event(event: Event, planned: Event) -> bool:
-    """Whether an event is the planned one, up to the noise that the grid takes.
+    """Whether an innermost event is the planned one, up to the noise that the grid takes.
 
     The files do not name the values of the model or their groups. So the noise of all groups
     together is compared, which may be a little less than planned, but not more. For an event that
@@ -157,10 +155,7 @@ def _same_event(event: Event, planned: Event) -> bool:
     if isinstance(event, _GAUSSIANS) and isinstance(planned, _GAUSSIANS):
         noise, nominal = event.noise_multiplier, planned.noise_multiplier
         return nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
-    inner, whole = getattr(event, "event", None), getattr(planned, "event", None)
-    if not isinstance(inner, Event) or not isinstance(whole, Event):
-        return event == planned
-    return replace(cast(Any, event), event=whole) == planned and _same_event(inner, whole)
+    return event == planned
 
 
 def _tables(settings: PrivacySettings, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Table]:
