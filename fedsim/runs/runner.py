@@ -1,8 +1,8 @@
 """Function that runs an experiment, from its file to a finished run directory."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -202,7 +202,8 @@ class _Recorder:
         """
         try:
             try:
-                self._execute()
+                with self._recording():
+                    self.parts.engine.execute(*self._apps())
                 result = self._conclude()
             except KeyboardInterrupt as interrupt:
                 if not self.directory.is_locked:
@@ -219,8 +220,9 @@ class _Recorder:
             raise self.failure
         return result
 
-    def _execute(self) -> None:
-        """Start the engine, make the directory, execute the rounds, and record how they end."""
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Start the engine, make the directory, and record how the rounds in the block end."""
         phases, callback = self.parts.phases, self.parts.callback
         if not self.parts.is_local:
             phases.begin("starting the engine")
@@ -229,7 +231,7 @@ class _Recorder:
             phases.end()
             try:
                 callback.started(self.federation, self.directory.path)
-                self.parts.engine.execute(*self._apps())
+                yield
             except RoundError as error:  # not checkpointed: a resumed run repeats the round
                 with suppress(OSError):  # the disk may be full
                     self._append(error.report)
