@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,10 @@ def run_experiment(
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
     try:
-        return (_resume if resume else _start)(loaded, path, parts).run()
+        recorder = (_resume if resume else _start)(loaded, path, parts)
+        with recorder.running():
+            parts.engine.execute(*recorder.apps())
+        return recorder.result
     except OSError as error:
         cause = describe_os_error(error)
         if not (path / "experiment.yaml").exists():
@@ -183,6 +186,7 @@ class _Recorder:
     status: Status = "completed"
     reason: str | None = None
     failure: Exception | None = None  # raised when the files are written
+    result: RunResult = field(init=False)
 
     def __post_init__(self, finished: RunFiles | None) -> None:
         self._rounds = LinesFile(self.directory.rounds)
@@ -194,8 +198,9 @@ class _Recorder:
             self._state = finished.state or self._state
             self._rows = finished.rounds[: self._state.round_number]
 
-    def run(self) -> RunResult:
-        """Execute the rounds, write all files, and return the result.
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Record the rounds that the block executes, write all files, and set `result`.
 
         An error that ends the rounds is raised after the files are written. Of several errors the
         first is raised. After Ctrl-C, the result has the finished rounds.
@@ -203,22 +208,21 @@ class _Recorder:
         try:
             try:
                 with self._recording():
-                    self.parts.engine.execute(*self._apps())
-                result = self._conclude()
+                    yield
+                self._conclude()
             except KeyboardInterrupt as interrupt:
                 if not self.directory.is_locked:
                     raise  # there is no directory yet
                 self._end("interrupted", str(interrupt) or INTERRUPTED)
-                result = self._conclude()
+                self._conclude()
         except OSError as error:
             raise self.failure or error from error
         finally:
             self.directory.unlock()
         if isinstance(self.failure, FederationError):
-            raise RunFailedError(str(self.failure), result) from self.failure
+            raise RunFailedError(str(self.failure), self.result) from self.failure
         if self.failure is not None:
             raise self.failure
-        return result
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -262,7 +266,7 @@ class _Recorder:
         self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
-    def _apps(self) -> tuple[ServerApp, ClientApp, int]:
+    def apps(self) -> tuple[ServerApp, ClientApp, int]:
         """Return the server app, the client app and the number of nodes of the federation."""
         directory, federation = self.directory, self.federation
         server = server_app(
@@ -304,18 +308,17 @@ class _Recorder:
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
 
-    def _conclude(self) -> RunResult:
-        """Write the result files, their manifest and pages, and return the result."""
+    def _conclude(self) -> None:
+        """Write the result files, their manifest and pages, and set `result`."""
         self.directory.remove(FILE)  # an interrupt may end the run a second time
         phases = self.parts.phases
         phases.begin("computing the results")
-        result = self._finish()
+        self.result = self._finish()
         write_manifest(self.directory)
         if self.parts.add_pages is not None:
             phases.begin("writing the report")
             self.parts.add_pages(self.directory)
         phases.end()
-        return result
 
     def _finish(self) -> RunResult:
         rows, federation, directory = self._rows, self.federation, self.directory
