@@ -114,7 +114,7 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     from fedsim.core.formatting import metric_text
     from fedsim.report.contents import Scores
 
-    scores = Scores.from_json(predictions.scores)
+    scores = Scores.model_validate(predictions.scores)
     texts = {name: f"{name} {metric_text(name, value)}" for name, value in scores.metrics.items()}
     texts.pop("accuracy", None)  # the last one, with its baseline
     if scores.accuracy is not None:
