@@ -18,6 +18,7 @@ from fedsim.experiment.yaml_loader import (
     Entry,
     Location,
     Node,
+    broken,
     from_python,
     is_utf8_text,
     parse_yaml,
@@ -102,8 +103,7 @@ def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
     """Return the tree of an override's value, with the command line as its location."""
     if not text.strip():  # probably a shell variable without a value, not null
         message = "no value after '='; write null for no value, '' for an empty string"
-        problems.append(COMMAND_LINE.problem(path, message))
-        return Node(None, COMMAND_LINE, broken=True)
+        return broken(COMMAND_LINE, problems, path, message)
     mistakes: list[Problem] = []
     try:
         node = parse_yaml(text, COMMAND_LINE.source, mistakes, has_lines=False)

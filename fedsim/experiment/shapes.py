@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
-from typing import Literal, TypeGuard, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
@@ -79,8 +79,10 @@ Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | N
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a settings field's value: which keys the value may have."""
     takes_name = any(isinstance(mark, Choice) for mark in field.metadata)
-    options = [option for option in _options(field.annotation) if option is not NoneType]
-    models = [option for option in options if _is_model(option)]
+    is_union = get_origin(field.annotation) in (Union, UnionType)
+    options = get_args(field.annotation) if is_union else (field.annotation,)
+    options = [option for option in options if option is not NoneType]
+    models = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
     tag = Choice.tag if takes_name else field.discriminator
     if isinstance(tag, str):
         names = {model: get_args(model.model_fields[tag].annotation) for model in models}
@@ -149,12 +151,3 @@ def choices_of(model: Model, tag: str) -> tuple[str, ...]:
     """Return the values of a tag to show for a class: its examples, or else all values."""
     field = model.model_fields[tag]
     return tuple(map(str, field.examples or get_args(field.annotation)))
-
-
-def _options(annotation: object) -> tuple[object, ...]:
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return get_args(annotation) if is_union else (annotation,)
-
-
-def _is_model(option: object) -> TypeGuard[Model]:
-    return isinstance(option, type) and issubclass(option, BaseModel)

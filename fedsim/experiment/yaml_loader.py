@@ -117,21 +117,28 @@ def from_python(
     cannot express becomes a node that is marked as invalid (`broken`), with a problem for it.
     """
     if len(path) > MAX_DEPTH:
-        return _broken(location, problems, path, "nested too deeply")
+        return broken(location, problems, path, "nested too deeply")
     if isinstance(value, Mapping):
         return _from_mapping(value, location, problems, path)
     if value is None or isinstance(value, bool):
         return Node(value, location)
+    if isinstance(value, numbers.Integral):
+        if abs(int(value)) >= 10**MAX_DIGITS:
+            return broken(location, problems, path, "number with too many digits")
+        return Node(int(value), location)
     if isinstance(value, numbers.Real):
-        return _from_number(value, location, problems, path)
+        try:
+            return Node(float(value), location)
+        except OverflowError:
+            return broken(location, problems, path, "is too large for a number")
     refused = f"a {type(value).__name__} cannot be written in YAML"
     if (given := object_of(value)) is not None:
         if takes_object(path):
             return Node(given, location)
         message = f"{refused}, and only {PLACES} take Python objects; {file_instead(given)}"
-        return _broken(location, problems, path, message)
+        return broken(location, problems, path, message)
     if takes_object(path) and (message := refusal(value, path)):
-        return _broken(location, problems, path, message)
+        return broken(location, problems, path, message)
     if isinstance(value, list | tuple):
         items: list[Node] = []
         size = 1
@@ -141,22 +148,10 @@ def from_python(
         return Node(items, location, size=size)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        return _broken(location, problems, path, refused)
+        return broken(location, problems, path, refused)
     if not is_utf8_text(text):
-        return _broken(location, problems, path, "is not valid Unicode text")
+        return broken(location, problems, path, "is not valid Unicode text")
     return Node(text if isinstance(text, PythonObject) else str.__str__(text), location)
-
-
-def _from_number(
-    value: numbers.Real, location: Location, problems: list[Problem], path: KeyPath
-) -> Node:
-    if isinstance(value, numbers.Integral) and abs(int(value)) >= 10**MAX_DIGITS:
-        return _broken(location, problems, path, "number with too many digits")
-    try:
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-    except OverflowError:
-        return _broken(location, problems, path, "is too large for a number")
-    return Node(number, location)
 
 
 def _from_mapping(
@@ -191,7 +186,8 @@ def grown(
     return size
 
 
-def _broken(location: Location, problems: list[Problem], path: KeyPath, message: str) -> Node:
+def broken(location: Location, problems: list[Problem], path: KeyPath, message: str) -> Node:
+    """Return the node of a value that cannot be used, after a problem with it is reported."""
     problems.append(location.problem(path, message))
     return Node(None, location, broken=True)
 

@@ -162,18 +162,15 @@ def check_clients_of_scheme(
     elif isinstance(settings, BufferedParticipation):
         durations = settings.durations
         if isinstance(durations, DurationTable) and len(durations.values or ()) != num_clients:
-            given = f"has {len(durations.values or ())} durations"
-            known = f"{num_clients} clients (data.partition.num_clients)"
-            path = "federation.participation.durations"
-            yield mistake(f"{path}: {given} for {known}; write one for each client")
+            known = f"{num_clients} clients (data.partition.num_clients); write one for each client"
+            given = f"has {len(durations.values or ())} durations for {known}"
+            yield mistake(f"federation.participation.durations: {given}")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
     privacy, local, settings = sections.privacy, sections.local, federation.partial_work
-    if settings is None:
-        return
-    if settings.on_partial == "drop":
+    if settings is None or settings.on_partial == "drop":
         return
     if local is not None and local.steps == 1:
         fix = "set local.steps to 2 or more, or use on_partial: drop"

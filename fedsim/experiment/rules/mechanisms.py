@@ -149,9 +149,8 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
         why = "a step moves the model along its own directions alone"
         yield mistake(f"local.optimizer: {rule}: {why}")
     if local.steps is None:
-        rule = f"{_WHAT} all clients need the same number of steps"
-        why = "since they share the directions of a round"
-        yield mistake(f"local.epochs: {rule}, {why}; use steps")
+        why = "since they share the directions of a round; use steps"
+        yield mistake(f"local.epochs: {_WHAT} all clients need the same number of steps, {why}")
     if federation is not None and federation.algorithm.name != "fedavg":
         why = f"{_WHAT} the directions of each round are others"
         rule = "only means of one round's coefficients have a meaning"
