@@ -46,7 +46,6 @@ MAX_BARS = 40  # clients above which a curve replaces the bars
 _BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
 _RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
-_RATES = {1e-4: "0.01%", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%"}
 _MAX_TIPS = 100
 _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
@@ -206,10 +205,8 @@ def attack_chart(attack: AttackBound) -> Chart:
     """Return the chart of the largest true-positive rate of any attack, by false-positive rate."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
-    shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
-    fifths = {step / 5: f"{20 * step}%" for step in range(6)}
-    x = Axis(rates[0], 1.0, shown, "false-positive rate", logarithmic=True)
-    y = Axis(0.0, 1.02, fifths, "true-positive rate, at most", grid=True)
+    x = number_axis((rates[0], 1.0), "false-positive rate", logarithmic=True, percent=True)
+    y = number_axis((0.0, 1.02), "true-positive rate, at most", percent=True, grid=True)
     marks: list[Mark] = [Area([*at_most, *reversed(guesses)]), Line(at_most)]
     marks.append(Line(guesses, "muted", 1.1, "4 3"))
     marks.append(Note("guessing", (0.14, 0.14), (6, 8), "muted"))
