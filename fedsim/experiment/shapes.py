@@ -31,8 +31,14 @@ class TaggedUnion:
     @property
     def choices(self) -> list[str]:
         """Values of the tag to list in error messages; only examples where a class gives them."""
-        choices = (choices_of(model, self.tag) for model in self.variants.values())
-        return list(dict.fromkeys(chain.from_iterable(choices)))
+        return self.choices_with(self.tag)
+
+    def choices_with(self, key: str) -> list[str]:
+        """Return such values of the tag, of the classes that have a key."""
+        models = [model for model in self.variants.values() if key in model.model_fields]
+        fields = [model.model_fields[self.tag] for model in models]
+        listed = (field.examples or get_args(field.annotation) for field in fields)
+        return list(dict.fromkeys(map(str, chain.from_iterable(listed))))
 
     @property
     def known(self) -> list[str]:
@@ -145,9 +151,3 @@ def field_purpose(field: FieldInfo) -> str:
     if field.description or not isinstance(shape, TaggedUnion):
         return field.description or "a section"
     return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
-
-
-def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag to show for a class: its examples, or else all values."""
-    field = model.model_fields[tag]
-    return tuple(map(str, field.examples or get_args(field.annotation)))

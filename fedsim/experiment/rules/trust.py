@@ -71,8 +71,6 @@ _WHY_CENTRAL = {
     "distributed": "a client that drops out takes its share along, and what the next round would "
     "cancel was never added",
 }
-
-
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
