@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedsim.core.formatting import epsilon_text, metric_text, shortened, some_of
-from fedsim.report.chart import Area, Axis, Chart, Mark, Note, Point, Tip
+from fedsim.report.chart import Area, Axis, Chart, Mark, Note, Point
 from fedsim.report.contents import RunContents
 from fedsim.report.drawing import inline_svg
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
@@ -123,7 +123,7 @@ def _heat_map(label: str, lines: Sequence[_Line], classes: Sequence[str]) -> Mar
     height = count * _ROW_PIXELS if few else _THIN_ROWS_PIXELS
     areas, notes = _cells(lines)
     marks = [*areas, *notes] if has_texts else areas
-    tips = [Tip(0, row + 0.5, line.tip) for row, line in enumerate(lines)]
+    tips = [(row + 0.5, line.tip) for row, line in enumerate(lines)]
     chart = Chart(label, x, y, marks, width, height, top=4, right=8, tips=tips, across=True)
     return inline_svg(chart)
 

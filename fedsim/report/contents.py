@@ -321,11 +321,7 @@ def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Read the files of a run directory that the report needs, and return their content.
-
-    Raises:
-        RunDirectoryError: the run has no result files.
-    """
+    """Return the content of a run directory; without result files it is a RunDirectoryError."""
     contents = RunContents(directory)
     _ = contents.summary, contents.privacy, contents.rounds, contents.environment
     return contents
