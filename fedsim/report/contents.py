@@ -212,7 +212,7 @@ def read_scores(directory: RunDirectory) -> Scores | None:
     try:
         return None if content is None else Scores.model_validate(content)
     except ValidationError as error:
-        damage = f"no such scores: {first_mistake(error)}"
+        damage = first_mistake(error, "scores")
         raise DamagedRunError.of(directory.path / SCORES, damage) from error
 
 

@@ -155,9 +155,9 @@ def check_clients_of_scheme(
     elif isinstance(settings, BufferedParticipation):
         durations = settings.durations
         if isinstance(durations, DurationTable) and len(durations.values or ()) != num_clients:
-            known = f"{num_clients} clients (data.partition.num_clients); write one for each client"
+            known = f"{num_clients} clients (data.partition.num_clients)"
             given = f"has {len(durations.values or ())} durations for {known}"
-            yield mistake(f"federation.participation.durations: {given}")
+            yield mistake(f"federation.participation.durations: {given}; write one for each client")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
