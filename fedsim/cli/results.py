@@ -114,7 +114,7 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     from fedsim.core.formatting import metric_text
     from fedsim.report.contents import Scores
 
-    scores = Scores.from_json(predictions.scores)
+    scores = Scores.model_validate(predictions.scores)
     others = {name: value for name, value in scores.metrics.items() if name != "accuracy"}
     texts = [f"{name} {metric_text(name, value)}" for name, value in others.items()]
     if scores.accuracy is not None:

@@ -279,7 +279,7 @@ def recall_by_class(results: Results) -> list[ClassRecall]:
 
 def majority_of(variant: VariantResult) -> float | None:
     """Return the test accuracy of always predicting the largest class; None for regression."""
-    shares = [scores.majority for scores in _scores_of(variant) if scores.majority is not None]
+    shares = [one.majority.share for one in _scores_of(variant) if one.majority is not None]
     return fmean(shares) if shares else None
 
 

@@ -72,7 +72,7 @@ def unfit_variants(
         scores = [run.scores for run in finished if run.scores is not None]
         predicted = {scored.constant_class for scored in scores}
         single = predicted.pop() if len(predicted) == 1 else None
-        most = next((scored.majority_class for scored in scores), None)
+        most = next((scored.majority and scored.majority.name for scored in scores), None)
         pairs = _against_constant(metric, finished)
         losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
         is_beaten = bool(pairs) and fmean(_gains(metric, pairs)) <= 0.0

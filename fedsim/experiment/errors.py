@@ -103,6 +103,10 @@ class Problem:
         return ": ".join(part for part in (place, path_text(self.path), self.message) if part)
 
 
+Problems = list[Problem]
+"""The mistakes that were found so far; functions append those that they find."""
+
+
 class ExperimentError(InputError):
     """Error of an experiment file; its `problems` are all mistakes in the file.
 

@@ -14,21 +14,14 @@ from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.core.settings import Settings
-from fedsim.experiment.errors import ExperimentError, Problem, value_text
+from fedsim.experiment.errors import ExperimentError, Problems, value_text
 from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.public_tables import named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
-from fedsim.experiment.yaml_loader import (
-    Location,
-    Node,
-    from_python,
-    parse_yaml,
-    places_on,
-    to_python,
-)
+from fedsim.experiment.yaml_loader import Location, Node, from_python, parse_yaml, to_python
 from fedsim.server.settings import FederationSettings
 
 # The rules: each function `check_...` of the modules, in the order of their messages. A rule's
@@ -87,7 +80,7 @@ def load_experiment(
     Raises:
         ExperimentError: the file or an override has mistakes; the error lists all of them.
     """
-    problems: list[Problem] = []
+    problems: Problems = []
     path = Path(source) if isinstance(source, str | Path) else None
     # First: mistakes in overrides are reported even if the file cannot be read.
     parsed = parse_overrides(overrides, problems)
@@ -104,13 +97,11 @@ def load_experiment(
     return LoadedExperiment(experiment, path, directory.absolute(), table)
 
 
-def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
+def read_yaml(path: str | Path, problems: Problems) -> Node:
     """Return the parsed YAML of a file, in which each value has its line and column.
 
-    Mistakes that do not stop the reading are appended to `problems`.
-
-    Raises:
-        ExperimentError: the file cannot be read, or its top level is not a mapping.
+    Mistakes are appended to `problems`; those that stop the reading are an ExperimentError: the
+    file cannot be read, or its top level is not a mapping.
     """
     file = Location(str(path))
     try:
@@ -137,11 +128,8 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients:
     """Return the settings, completed by the number of clients that the loaded data have.
 
-    The rules that need this number are checked first. If the file already gives the number, the
-    settings are returned unchanged.
-
-    Raises:
-        ExperimentError: a key such as `clients_per_round` contradicts the number of clients.
+    If the file already gives the number, the settings are returned unchanged. Otherwise the rules
+    that need it are checked: a key such as `clients_per_round` may contradict it (ExperimentError).
     """
     experiment = loaded.experiment
     if isinstance(experiment, ExperimentWithClients):
@@ -182,7 +170,7 @@ def read_checked(
 
     The rules yield (key path, message) for keys that do not fit together.
     """
-    problems: list[Problem] = []
+    problems: Problems = []
     tree = read_yaml(path, problems)
     settings = validated(tree, model, problems)
     if settings is not None:
@@ -195,7 +183,7 @@ def read_checked(
 def validated(
     tree: Node,
     model: type[_Settings],
-    problems: list[Problem],
+    problems: Problems,
     sections: dict[str, object] | None = None,
 ) -> _Settings | None:
     """Return the settings in a parsed file, or None if the file has mistakes.
@@ -210,7 +198,7 @@ def validated(
         return None
 
 
-def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment, str | None]:
+def _check(tree: Node, base: Path, problems: Problems) -> tuple[Experiment, str | None]:
     """Return the experiment and the path of its public table, or raise if there are mistakes."""
     sections: dict[str, object] = {  # by name, those that are valid
         name: field.default
@@ -239,14 +227,14 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment,
     return complete, table
 
 
-def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
+def located(tree: Node, messages: Iterable[PathMessage]) -> Problems:
     """Return messages as problems with their places in the file.
 
     A message about a value for which a problem was already reported is left out.
     """
-    problems: list[Problem] = []
+    problems: Problems = []
     for path, message in messages:
-        locations, nodes = zip(*places_on(tree, path), strict=True)
+        locations, nodes = zip(*tree.places_on(path), strict=True)
         if not any(node.broken for node in nodes):
             problems.append(locations[-1].problem(path, message))
     return problems

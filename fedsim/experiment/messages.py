@@ -25,7 +25,6 @@ from fedsim.experiment.shapes import (
     Shape,
     TaggedUnion,
     child_shape,
-    choices_of,
     chosen_shape,
     field_purpose,
     keys_of,
@@ -56,7 +55,6 @@ MOVED_KEYS = {
 PathMessage = tuple[KeyPath, str]
 """A mistake in a file: the keys from the top level to the value, and what is wrong with it."""
 Mistakes = Iterator[PathMessage]
-
 
 _TYPES = {
     "float_type": "a number",
@@ -171,10 +169,9 @@ class _MessageBuilder:
         """Return the message for a key that belongs to another section; None for any other key."""
         union = self._shape(section)
         if isinstance(union, TaggedUnion) and key in keys_of(union):
-            models = [model for model in union.variants.values() if key in model.model_fields]
-            owners = [name for model in models for name in choices_of(model, union.tag)]
             chosen = value_text(_get(self._raw, (*section, union.tag)))
-            return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
+            owners = any_of(union.choices_with(key))
+            return f"unknown key for {union.tag} {chosen}; it belongs to {owners}"
         homes = [*sections_with_key(self._model, key)]
         homes = [home for home in homes if home[: len(section)] == section] or homes
         if len(homes) != 1:

@@ -4,20 +4,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedsim.core.formatting import count_text
-from fedsim.experiment.errors import (
-    ExperimentError,
-    KeyPath,
-    Problem,
-    path_text,
-    shorten,
-    value_text,
-)
+from fedsim.experiment.errors import ExperimentError, KeyPath, Problems, path_text, value_text
 from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape, chosen_shape
 from fedsim.experiment.yaml_loader import (
     MAX_DEPTH,
     Entry,
     Location,
     Node,
+    broken,
     from_python,
     is_utf8_text,
     parse_yaml,
@@ -37,7 +31,7 @@ class Override:
 Overrides = Iterable[str | Override] | Mapping[str, object]
 
 
-def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Override]:
+def parse_overrides(overrides: Overrides, problems: Problems) -> list[Override]:
     """Return the parsed overrides in the given order.
 
     They are new values, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`. A problem is
@@ -55,7 +49,7 @@ def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Overr
 
 
 def apply_overrides(
-    root: Node, overrides: Iterable[Override], shape: Shape, problems: list[Problem]
+    root: Node, overrides: Iterable[Override], shape: Shape, problems: Problems
 ) -> Node:
     """Return a copy of an experiment's parsed content with the overrides applied in order.
 
@@ -78,7 +72,7 @@ class _OverrideError(Exception):
     """What is no override, or cannot be set as its path does not exist."""
 
 
-def _parse(given: str | tuple[object, object], problems: list[Problem]) -> Override:
+def _parse(given: str | tuple[object, object], problems: Problems) -> Override:
     """Return the override of a text `key.path=value`, or of a key and its value."""
     if isinstance(given, tuple):
         key, value = given
@@ -86,7 +80,7 @@ def _parse(given: str | tuple[object, object], problems: list[Problem]) -> Overr
         return Override(path, from_python(value, COMMAND_LINE, problems, path))
     key, equals, text = given.partition("=")
     if not equals:
-        raise _OverrideError(f"{shorten(repr(given))} is not an override; write key.path=value")
+        raise _OverrideError(f"{value_text(given)} is not an override; write key.path=value")
     path = _path(key.strip())
     return Override(path, _value(path, text, problems))
 
@@ -94,17 +88,16 @@ def _parse(given: str | tuple[object, object], problems: list[Problem]) -> Overr
 def _path(key: str) -> tuple[str, ...]:
     path = tuple(key.split("."))
     if not all(path) or not is_utf8_text(key) or len(path) > MAX_DEPTH:
-        raise _OverrideError(f"{shorten(repr(key))} is not a key; write key.path=value")
+        raise _OverrideError(f"{value_text(key)} is not a key; write key.path=value")
     return path
 
 
-def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
+def _value(path: KeyPath, text: str, problems: Problems) -> Node:
     """Return the tree of an override's value, with the command line as its location."""
     if not text.strip():  # probably a shell variable without a value, not null
         message = "no value after '='; write null for no value, '' for an empty string"
-        problems.append(COMMAND_LINE.problem(path, message))
-        return Node(None, COMMAND_LINE, broken=True)
-    mistakes: list[Problem] = []
+        return broken(COMMAND_LINE, problems, path, message)
+    mistakes: Problems = []
     try:
         node = parse_yaml(text, COMMAND_LINE.source, mistakes, has_lines=False)
     except ExperimentError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
-from fedsim.experiment.errors import shorten
+from fedsim.experiment.errors import value_text
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules import check_file
 from fedsim.experiment.yaml_loader import MAX_DIGITS
@@ -77,7 +77,7 @@ def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationS
 def _availability(path: Path) -> str:
     """Return a trace as lines `clients: rounds`; clients with equal rounds share a line."""
     windows: dict[int, list[range]] = {}
-    for line, row in _rows(path, (("client", "round"), ("client", "first", "last"))):
+    for line, row in _rows(path, ("client", "round"), ("client", "first", "last")):
         client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
         first = _number(path, line, row, "round" if "round" in row else "first", 1, MAX_ROUNDS)
         last = first if "round" in row else _number(path, line, row, "last", first, MAX_ROUNDS)
@@ -99,7 +99,7 @@ def _availability(path: Path) -> str:
 def _durations(path: Path, column: str) -> list[float]:
     """Return the duration of each client, in the order of client numbers 0, 1, 2, ..."""
     durations: dict[int, float] = {}
-    for line, row in _rows(path, (("client", column),)):
+    for line, row in _rows(path, ("client", column)):
         client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
         if client in durations:
             raise _TableError(f"line {line}: client {client} has two lines; remove one")
@@ -115,9 +115,7 @@ def _durations(path: Path, column: str) -> list[float]:
     return [durations[client] for client in range(len(durations))]
 
 
-def _rows(
-    path: Path, choices: tuple[tuple[str, ...], ...]
-) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _rows(path: Path, *choices: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yield (line number, cells by column) of each row; the columns must be one of `choices`."""
     count = 0
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -142,6 +140,6 @@ def _number(
     if not is_whole or not least <= int(text) <= most:
         raise _TableError(
             f"line {line} of {path.name}: {column} must be a whole number from {least} to {most}, "
-            f"got {shorten(repr(text))}"
+            f"got {value_text(text)}"
         )
     return int(text)

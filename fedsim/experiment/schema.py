@@ -162,9 +162,8 @@ class Experiment(Settings):
     @property
     def not_deployed(self) -> str:
         """The reason why this experiment cannot be deployed on real nodes; "" if it can."""
-        return (
-            KINDS["votes"].not_deployed if self.task == "pate" else self.release_kind.not_deployed
-        )
+        kind = KINDS["votes"] if self.task == "pate" else self.release_kind
+        return kind.not_deployed
 
     @property
     def holdout(self) -> float | None:

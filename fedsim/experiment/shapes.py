@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
-from typing import Literal, TypeGuard, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
@@ -31,8 +31,14 @@ class TaggedUnion:
     @property
     def choices(self) -> list[str]:
         """Values of the tag to list in error messages; only examples where a class gives them."""
-        choices = (choices_of(model, self.tag) for model in self.variants.values())
-        return list(dict.fromkeys(chain.from_iterable(choices)))
+        return self.choices_with(self.tag)
+
+    def choices_with(self, key: str) -> list[str]:
+        """Return such values of the tag, of the classes that have a key."""
+        models = [model for model in self.variants.values() if key in model.model_fields]
+        fields = [model.model_fields[self.tag] for model in models]
+        listed = (field.examples or get_args(field.annotation) for field in fields)
+        return list(dict.fromkeys(map(str, chain.from_iterable(listed))))
 
     @property
     def known(self) -> list[str]:
@@ -79,8 +85,10 @@ Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | N
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a settings field's value: which keys the value may have."""
     takes_name = any(isinstance(mark, Choice) for mark in field.metadata)
-    options = [option for option in _options(field.annotation) if option is not NoneType]
-    models = [option for option in options if _is_model(option)]
+    is_union = get_origin(field.annotation) in (Union, UnionType)
+    options = get_args(field.annotation) if is_union else (field.annotation,)
+    options = [option for option in options if option is not NoneType]
+    models = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
     tag = Choice.tag if takes_name else field.discriminator
     if isinstance(tag, str):
         names = {model: get_args(model.model_fields[tag].annotation) for model in models}
@@ -143,18 +151,3 @@ def field_purpose(field: FieldInfo) -> str:
     if field.description or not isinstance(shape, TaggedUnion):
         return field.description or "a section"
     return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
-
-
-def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag to show for a class: its examples, or else all values."""
-    field = model.model_fields[tag]
-    return tuple(map(str, field.examples or get_args(field.annotation)))
-
-
-def _options(annotation: object) -> tuple[object, ...]:
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return get_args(annotation) if is_union else (annotation,)
-
-
-def _is_model(option: object) -> TypeGuard[Model]:
-    return isinstance(option, type) and issubclass(option, BaseModel)

@@ -26,7 +26,14 @@ from fedsim.core.python_objects import (
     refusal,
     takes_object,
 )
-from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, shorten, value_text
+from fedsim.experiment.errors import (
+    ExperimentError,
+    KeyPath,
+    Problem,
+    Problems,
+    shorten,
+    value_text,
+)
 
 MAX_DEPTH = 64
 MAX_SIZE = 100_000
@@ -48,7 +55,7 @@ class Location:
         """Return a problem at this location, for a key path and a message."""
         return Problem(self.source, self.line, self.column, path, message)
 
-    def error(self, problems: list[Problem], message: str, path: KeyPath = ()) -> ExperimentError:
+    def error(self, problems: Problems, message: str, path: KeyPath = ()) -> ExperimentError:
         """Return the error that ends the reading: all problems so far, and one at this place."""
         return ExperimentError([*problems, self.problem(path, message)])
 
@@ -68,6 +75,21 @@ class Node:
         """The children of a mapping by key; empty if the value is not a mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
+    def places_on(self, path: KeyPath) -> "Iterator[tuple[Location, Node]]":
+        """Yield (location, node) of this node and each key or list item on a path that exists."""
+        node = self
+        yield node.location, node
+        for part in path:
+            if isinstance(node.value, dict) and part in node.value:
+                entry = node.value[str(part)]
+                node = entry.node
+                yield entry.key, node
+            elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                yield node.location, node
+            else:
+                return
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -86,30 +108,12 @@ def to_python(node: Node) -> object:
     return node.value
 
 
-def places_on(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
-    """Yield (location, node) of the root and of each key or list item on a path that exists."""
-    node = root
-    yield node.location, node
-    for part in path:
-        if isinstance(node.value, dict) and part in node.value:
-            entry = node.value[str(part)]
-            node = entry.node
-            yield entry.key, node
-        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            yield node.location, node
-        else:
-            return
-
-
 def is_utf8_text(text: str) -> bool:
     """Return whether a string can be encoded as UTF-8, that is, has no lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def from_python(
-    value: object, location: Location, problems: list[Problem], path: KeyPath = ()
-) -> Node:
+def from_python(value: object, location: Location, problems: Problems, path: KeyPath = ()) -> Node:
     """Return the tree of a Python value, with one location for all its nodes.
 
     Tuples, paths and numpy scalars become lists, strings and numbers. As dataset, model or loss, a
@@ -117,21 +121,28 @@ def from_python(
     cannot express becomes a node that is marked as invalid (`broken`), with a problem for it.
     """
     if len(path) > MAX_DEPTH:
-        return _broken(location, problems, path, "nested too deeply")
+        return broken(location, problems, path, "nested too deeply")
     if isinstance(value, Mapping):
         return _from_mapping(value, location, problems, path)
     if value is None or isinstance(value, bool):
         return Node(value, location)
+    if isinstance(value, numbers.Integral):
+        if abs(int(value)) >= 10**MAX_DIGITS:
+            return broken(location, problems, path, "number with too many digits")
+        return Node(int(value), location)
     if isinstance(value, numbers.Real):
-        return _from_number(value, location, problems, path)
+        try:
+            return Node(float(value), location)
+        except OverflowError:
+            return broken(location, problems, path, "is too large for a number")
     refused = f"a {type(value).__name__} cannot be written in YAML"
     if (given := object_of(value)) is not None:
         if takes_object(path):
             return Node(given, location)
         message = f"{refused}, and only {PLACES} take Python objects; {file_instead(given)}"
-        return _broken(location, problems, path, message)
+        return broken(location, problems, path, message)
     if takes_object(path) and (message := refusal(value, path)):
-        return _broken(location, problems, path, message)
+        return broken(location, problems, path, message)
     if isinstance(value, list | tuple):
         items: list[Node] = []
         size = 1
@@ -141,26 +152,14 @@ def from_python(
         return Node(items, location, size=size)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        return _broken(location, problems, path, refused)
+        return broken(location, problems, path, refused)
     if not is_utf8_text(text):
-        return _broken(location, problems, path, "is not valid Unicode text")
+        return broken(location, problems, path, "is not valid Unicode text")
     return Node(text if isinstance(text, PythonObject) else str.__str__(text), location)
 
 
-def _from_number(
-    value: numbers.Real, location: Location, problems: list[Problem], path: KeyPath
-) -> Node:
-    if isinstance(value, numbers.Integral) and abs(int(value)) >= 10**MAX_DIGITS:
-        return _broken(location, problems, path, "number with too many digits")
-    try:
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-    except OverflowError:
-        return _broken(location, problems, path, "is too large for a number")
-    return Node(number, location)
-
-
 def _from_mapping(
-    value: Mapping[object, object], location: Location, problems: list[Problem], path: KeyPath
+    value: Mapping[object, object], location: Location, problems: Problems, path: KeyPath
 ) -> Node:
     entries: dict[str, Entry] = {}
     size = 1
@@ -176,22 +175,16 @@ def _from_mapping(
     return Node(entries, location, size=size)
 
 
-def grown(
-    size: int, child: Node, location: Location, problems: list[Problem], path: KeyPath
-) -> int:
-    """Return the size of a collection with one more child.
-
-    Raises:
-        ExperimentError: the collection is larger than `MAX_SIZE`, for example because it contains
-            the same large object many times.
-    """
+def grown(size: int, child: Node, location: Location, problems: Problems, path: KeyPath) -> int:
+    """Return the size of a collection with one more child; above `MAX_SIZE` an ExperimentError."""
     size += child.size
     if size > MAX_SIZE:
         raise location.error(problems, f"more than {MAX_SIZE:,} values", path)
     return size
 
 
-def _broken(location: Location, problems: list[Problem], path: KeyPath, message: str) -> Node:
+def broken(location: Location, problems: Problems, path: KeyPath, message: str) -> Node:
+    """Return the node of a value that cannot be used, after a problem with it is reported."""
     problems.append(location.problem(path, message))
     return Node(None, location, broken=True)
 
@@ -227,26 +220,20 @@ _PARSER_MESSAGES = (
 
 
 def parse_yaml(
-    content: str | bytes, source: str, problems: list[Problem], *, has_lines: bool = True
+    content: str | bytes, source: str, problems: Problems, *, has_lines: bool = True
 ) -> Node:
     """Return the values of a YAML document, each with its location in the file `source`.
 
     Mistakes that do not stop the reading are appended to `problems`: a duplicate key (the first one
-    counts), a key that is not a string, a tag.
-
-    Raises:
-        ExperimentError: the text is not one YAML document; the error includes `problems`.
+    counts), a key that is not a string, a tag. If the text is not one YAML document, an
+    ExperimentError includes them.
     """
     place = partial(Location, source) if has_lines else lambda line, column: Location(source)
     return _Builder(_text(content, place, problems), place, problems).document()
 
 
 def core_scalar(text: str) -> YamlScalar:
-    """Return the Python value of an unquoted scalar under the YAML 1.2 core schema.
-
-    Raises:
-        ValueError: an integer has more than `MAX_DIGITS` characters.
-    """
+    """Return an unquoted scalar's value (YAML 1.2 core schema); too many digits: ValueError."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INT.match(text):
@@ -259,7 +246,7 @@ def core_scalar(text: str) -> YamlScalar:
     return text
 
 
-def _text(content: str | bytes, place: _Place, problems: list[Problem]) -> str:
+def _text(content: str | bytes, place: _Place, problems: Problems) -> str:
     try:
         text = content.decode() if isinstance(content, bytes) else content
     except UnicodeDecodeError as error:
@@ -283,7 +270,7 @@ def _after(text: str, place: _Place) -> Location:
 class _Builder:
     """Builder of the tree of one document from PyYAML's events."""
 
-    def __init__(self, text: str, place: _Place, problems: list[Problem]) -> None:
+    def __init__(self, text: str, place: _Place, problems: Problems) -> None:
         self._loader = yaml.BaseLoader(text)
         self._place = place
         self._problems = problems

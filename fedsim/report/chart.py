@@ -178,15 +178,6 @@ Mark = Line | Area | Dots | Note
 
 
 @dataclass(frozen=True)
-class Tip:
-    """A tooltip at the point (x, y), in the units of the two axes."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Look:
     """The style of an entry in a chart's legend: colour, dashes of the line, and symbol."""
 
@@ -208,8 +199,8 @@ class Chart:
     top: float = 8.0  # above the chart
     right: float = _EDGE  # beside the last value; grid lines cross it
     names: Sequence[tuple[str, Point, Ink]] = ()  # at the ends of lines, in their colours
-    tips: Sequence[Tip] = ()  # sorted along the horizontal axis, or the vertical one if `across`
-    across: bool = False  # a tooltip is shown anywhere in its row, instead of its column
+    tips: Sequence[tuple[float, str]] = ()  # (value on the horizontal axis, tooltip), sorted
+    across: bool = False  # tooltips are at values on the vertical axis, and shown in their rows
     heading: str = ""  # lines of text above the chart, only in a file
     legend: Mapping[str, Look] = field(default_factory=dict)  # only in a file: a page has its own
 

@@ -1,14 +1,14 @@
 """Report sections on private data of a run without any protection, and on votes (`task: pate`)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from fedsim.core.formatting import epsilon_text, metric_text, shortened, some_of
-from fedsim.report.chart import Area, Axis, Chart, Note, Point, Tip
+from fedsim.report.chart import Area, Axis, Chart, Mark, Note, Point
 from fedsim.report.contents import RunContents
 from fedsim.report.drawing import inline_svg
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
@@ -121,28 +121,25 @@ def _heat_map(label: str, lines: Sequence[_Line], classes: Sequence[str]) -> Mar
     width = min(max(y.room + 8 + size * _COLUMN_PIXELS, _WIDTH_PIXELS[0]), _WIDTH_PIXELS[1])
     has_texts = few and (width - y.room) / size >= _MIN_TEXT_PIXELS
     height = count * _ROW_PIXELS if few else _THIN_ROWS_PIXELS
-    marks = [*_areas(lines), *(_notes(lines) if has_texts else ())]
-    tips = [Tip(0, row + 0.5, line.tip) for row, line in enumerate(lines)]
+    areas, notes = _cells(lines)
+    marks = [*areas, *notes] if has_texts else areas
+    tips = [(row + 0.5, line.tip) for row, line in enumerate(lines)]
     chart = Chart(label, x, y, marks, width, height, top=4, right=8, tips=tips, across=True)
     return inline_svg(chart)
 
 
-def _areas(lines: Sequence[_Line]) -> Iterator[Area]:
-    """Yield one area for each shade, with all cells of that shade."""
+def _cells(lines: Sequence[_Line]) -> tuple[list[Mark], list[Mark]]:
+    """Return one area for each shade, with all cells of that shade; and the text of each cell."""
     shades: dict[int, list[Point]] = {}
+    notes: list[Mark] = []
     for row, line in enumerate(lines):
-        for column, (share, _) in line.cells.items():
+        for column, (share, text) in line.cells.items():
             level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
             corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
             shades.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
-    for level, corners in sorted(shades.items()):
-        yield Area(corners, "accent", _STRONGEST * level / _LEVELS)
-
-
-def _notes(lines: Sequence[_Line]) -> Iterator[Note]:
-    for row, line in enumerate(lines):
-        for column, (_, text) in line.cells.items():
-            yield Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
+            notes.append(Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5))
+    areas = [Area(shades[n], "accent", _STRONGEST * n / _LEVELS) for n in sorted(shades)]
+    return [*areas], notes
 
 
 def _who(row: Mapping[str, Any], names: Mapping[int, str]) -> tuple[str, str]:

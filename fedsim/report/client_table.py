@@ -1,6 +1,5 @@
 """The report's tables of clients: all of them, also as JSON for the page's script, and failures."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from fedsim.core.formatting import count_text, shortened
@@ -57,11 +57,7 @@ class ClientTable:
             "names": self.names,
             "sorted_by": self.sorted_by,
         }
-        text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
-        # JSON strings only: no character that could end the element or begin a comment is left.
-        for character in "<>&":
-            text = text.replace(character, f"\\u{ord(character):04x}")
-        return Markup(text)
+        return htmlsafe_json_dumps(content, separators=(",", ":"))
 
 
 def client_table(contents: RunContents) -> ClientTable | None:

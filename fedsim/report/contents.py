@@ -6,12 +6,14 @@ always predicting the most frequent class, the recall of each class, and a warni
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
 from fedsim.core.formatting import metric_text, some_of
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key
+from fedsim.core.settings import first_mistake
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
@@ -22,15 +24,12 @@ from fedsim.statement import Facts, RunFacts, read_facts
 _MAX_LISTED = 4  # classes in a line of a terminal; of more classes, those with the lowest recall
 _NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
-_CLASS_KEYS = ("class", "examples", "predicted", "recall", "precision")
-_GROUP_KEYS = ("group", "examples", "accuracy")
 
 
-@dataclass(frozen=True)
-class ClassScore:
+class ClassScore(BaseModel, frozen=True):
     """The scores of one class or label on the test set."""
 
-    name: str
+    name: str = Field(alias="class")
     examples: int
     predicted: int
     recall: float | None  # None without examples
@@ -47,46 +46,38 @@ class ClassScore:
         return self.examples > 0 and self.hits == 0
 
 
-@dataclass(frozen=True)
-class GroupScore:
+class GroupScore(BaseModel, frozen=True):
     """The accuracy on one group of test examples, such as the patients of a hospital."""
 
-    name: str
+    name: str = Field(alias="group")
     examples: int
     accuracy: float
 
 
-@dataclass(frozen=True)
-class Scores:
+class Majority(BaseModel, frozen=True):
+    """The most frequent class of the test set."""
+
+    name: str | None = Field(alias="class")  # None for several labels
+    share: float  # accuracy of always predicting it
+
+
+class Scores(BaseModel, frozen=True):
     """The scores of a run's final model on the test set, as in `scores.json`."""
 
-    classes: tuple[ClassScore, ...]  # empty in regression
+    classes: tuple[ClassScore, ...] = Field(alias="by_class")  # empty in regression
     confusion: tuple[tuple[int, ...], ...] | None  # true classes are rows, predicted are columns
-    majority_class: str | None  # the most frequent; None for several labels and in regression
-    majority: float | None  # accuracy of always predicting it; None in regression
+    majority: Majority | None  # None in regression
     metrics: Mapping[str, Any]  # of the last round, by name
     group: str | None = None  # the column that divides the test set into groups
-    groups: tuple[GroupScore, ...] = ()
+    groups: tuple[GroupScore, ...] = Field(default=(), alias="by_group")
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores in `scores.json`; raises ValueError if two parts differ in classes."""
-        majority, matrix = content["majority"], content["confusion"]
-        rows = [ClassScore(*(row[key] for key in _CLASS_KEYS)) for row in content["by_class"]]
-        groups = content.get("by_group", ())
-        if majority is not None and majority["class"] not in (None, *(row.name for row in rows)):
-            raise ValueError(f"majority has class {majority['class']!r:.40}, and by_class has not")
-        if matrix is not None and len(matrix) != len(rows):
+    def model_post_init(self, context: object) -> None:
+        """Refuse (ValueError) parts that differ in their classes."""
+        names = (None, *(score.name for score in self.classes))
+        if self.majority is not None and self.majority.name not in names:
+            raise ValueError(f"majority has class {self.majority.name!r:.40}, by_class has not")
+        if self.confusion is not None and len(self.confusion) != len(self.classes):
             raise ValueError("confusion and by_class have other numbers of classes")
-        return cls(
-            classes=tuple(rows),
-            confusion=None if matrix is None else tuple(map(tuple, matrix)),
-            majority_class=None if majority is None else majority["class"],
-            majority=None if majority is None else majority["share"],
-            metrics=content["metrics"],
-            group=content.get("group"),
-            groups=tuple(GroupScore(*(row[key] for key in _GROUP_KEYS)) for row in groups),
-        )
 
     @property
     def examples(self) -> int:
@@ -98,7 +89,7 @@ class Scores:
         """Share of the model's predictions that are correct; None in regression."""
         if self.majority is None:
             return None
-        if self.majority_class is None or not self.examples:
+        if self.majority.name is None or not self.examples:
             return self.metrics.get("accuracy")
         return sum(score.hits for score in self.classes) / self.examples
 
@@ -106,7 +97,7 @@ class Scores:
     def is_constant(self) -> bool:
         """Whether the model is no better than a constant prediction, by accuracy or R²."""
         if self.accuracy is not None and self.majority is not None:
-            return self.accuracy <= self.majority
+            return self.accuracy <= self.majority.share
         r2 = self.metrics.get("r2")
         return r2 is not None and r2 <= 0
 
@@ -120,8 +111,8 @@ class Scores:
         """Return the known test metrics of the best constant prediction, for a `model.loss`."""
         values = {name: entry.constant for name, entry in METRICS.items()}
         if self.majority is not None:
-            values["accuracy"] = self.majority
-        if self.majority_class is not None and self.examples:
+            values["accuracy"] = self.majority.share
+        if self.majority is not None and self.majority.name is not None and self.examples:
             shares = [score.examples / self.examples for score in self.classes if score.examples]
             values["balanced_accuracy"] = 1.0 / len(shares)
             values["log_loss"] = -sum(share * math.log(share) for share in shares)
@@ -144,7 +135,7 @@ class Scores:
     @property
     def has_labels(self) -> bool:
         """Whether one example can have several labels (multi-label classification)."""
-        return self.majority is not None and self.majority_class is None
+        return self.majority is not None and self.majority.name is None
 
     @property
     def noun(self) -> str:
@@ -156,17 +147,17 @@ class Scores:
         """The accuracy of always predicting the largest class, as text; None in regression."""
         if self.majority is None:
             return None
-        return f"majority baseline {metric_text('accuracy', self.majority)}"
+        return f"majority baseline {metric_text('accuracy', self.majority.share)}"
 
     @property
     def baseline_sentence(self) -> str | None:
         """A sentence on the accuracy of the best constant prediction; None in regression."""
         if self.majority is None:
             return None
-        share = metric_text("accuracy", self.majority)
-        if self.majority_class is None:
+        share = metric_text("accuracy", self.majority.share)
+        if self.majority.name is None:
             return f"Always predicting the more frequent value of each label has accuracy {share}."
-        most = next(score for score in self.classes if score.name == self.majority_class)
+        most = next(score for score in self.classes if score.name == self.majority.name)
         return (
             f"Always predicting {quoted(most.name)} has accuracy {share}: it is the class of "
             f"{most.examples:,} of {self.examples:,} test examples."
@@ -219,9 +210,9 @@ def read_scores(directory: RunDirectory) -> Scores | None:
     """Return the scores in `scores.json`, if a run has it; a damaged file is a DamagedRunError."""
     content = RunFiles(directory).optional(SCORES)
     try:
-        return None if content is None else Scores.from_json(content)
-    except (KeyError, TypeError, ValueError) as error:
-        damage = f"no such scores: {error!r:.80}"
+        return None if content is None else Scores.model_validate(content)
+    except ValidationError as error:
+        damage = first_mistake(error, "scores")
         raise DamagedRunError.of(directory.path / SCORES, damage) from error
 
 
@@ -330,11 +321,7 @@ def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Read the files of a run directory that the report needs, and return their content.
-
-    Raises:
-        RunDirectoryError: the run has no result files.
-    """
+    """Return the content of a run directory; without result files it is a RunDirectoryError."""
     contents = RunContents(directory)
     _ = contents.summary, contents.privacy, contents.rounds, contents.environment
     return contents

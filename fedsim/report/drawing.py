@@ -48,18 +48,19 @@ class _Layout:
         yield from self._names()
 
     def strips(self) -> Iterator[tuple[Point, Point, str]]:
-        """Yield for each tooltip the strip that is nearest to its point: (corner, size, text)."""
+        """Yield for each tooltip the strip that is nearest to its value: (corner, size, text)."""
         left, right, top, bottom = self._left, self._right, self._top, self._bottom
         tips, across = self._chart.tips, self._chart.across
-        places = [self._place((tip.x, tip.y))[across] for tip in tips]
+        points = [(math.inf, value) if across else (value, math.inf) for value, _ in tips]
+        places = [self._place(point)[across] for point in points]
         low, high = (top, bottom) if across else (left, right)
         edges = [low, *((before + after) / 2 for before, after in pairwise(places)), high]
-        for (start, end), tip in zip(pairwise(edges), tips, strict=False):
+        for (start, end), (_, text) in zip(pairwise(edges), tips, strict=False):
             size = max(0.0, end - start)
             if across:
-                yield (left, start), (right - left, size), tip.text
+                yield (left, start), (right - left, size), text
             else:
-                yield (start, top), (size, bottom - top), tip.text
+                yield (start, top), (size, bottom - top), text
 
     def _left_axis(self) -> Iterator[Mark]:
         axis = self._chart.y
@@ -222,11 +223,7 @@ class ChartFigure:
     chart: Chart
 
     def save(self, path: str | Path) -> None:
-        """Save the figure as an .svg, .png or .pdf file, in fixed colours on white.
-
-        Raises:
-            InputError: the suffix of `path` is none of .svg, .png and .pdf.
-        """
+        """Save the figure as an .svg, .png or .pdf file (else: InputError), in colours on white."""
         chart, path = self.chart, check_chart_path(Path(path))
         if path.suffix == ".svg":
             path.write_text(file_svg(chart), encoding="utf-8")

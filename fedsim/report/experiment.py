@@ -48,7 +48,12 @@ def _sizes(contents: RunContents) -> list[int]:
 
 def _data(contents: RunContents) -> Iterator[str]:
     sizes, counts = contents.sizes, _sizes(contents)
-    yield _dataset(section_of(contents.settings, "data"))
+    data = section_of(contents.settings, "data")
+    if isinstance(dataset := data.get("dataset"), Mapping):
+        target = dataset.get("target")
+        yield _text(dataset.get("path")) + (f", target {_text(target)}" if target else "")
+    else:
+        yield _with_options(_text(dataset), data.get("args"))
     if counts and contents.privacy["adjacency"] != "add_remove":
         yield f"{sum(counts):,} training examples"
     if "test_examples" in sizes:
@@ -58,14 +63,6 @@ def _data(contents: RunContents) -> Iterator[str]:
         yield f"inputs of {numbers}" if len(shape) > 1 else f"{numbers} features"
     if sizes.get("num_classes"):
         yield f"{sizes['num_classes']:,} classes"
-
-
-def _dataset(data: Mapping[str, Any]) -> str:
-    dataset = data.get("dataset")
-    if isinstance(dataset, Mapping):
-        target = dataset.get("target")
-        return _text(dataset.get("path")) + (f", target {_text(target)}" if target else "")
-    return _with_options(_text(dataset), data.get("args"))
 
 
 def _model(contents: RunContents) -> Iterator[str]:

@@ -153,8 +153,7 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
 def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
     shared = narrow_range(facts.clients)
-    is_stated = facts.is_private and facts.has_charges and not facts.objections
-    has_bars = is_stated and shared is None
+    has_bars = facts.is_private and facts.has_charges and not facts.objections and shared is None
     targets = {client.target_epsilon for client in facts.clients}
     return {
         **headlines(contents),

@@ -52,8 +52,7 @@ def round_drawings(contents: RunContents) -> Drawings:
 def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
     """Return the chart of a metric of `rounds.jsonl` (None: the main one), or of `epsilon_max`.
 
-    Raises:
-        InputError: no round has a finite number of this name.
+    If no round has a finite number of this name, an InputError lists the names.
     """
     name = metric or next(iter(contents.metrics), "")
     over = _over_rounds(contents)
@@ -144,8 +143,6 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
         None if update is None or not noise else 1 / max((update / noise) ** 2 - 1.0, least)
         for update, noise in norms
     ]
-    if not any(ratios):
-        return None
     return Curve(
         label="Noise-to-signal ratio",
         over=over,

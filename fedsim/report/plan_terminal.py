@@ -1,6 +1,7 @@
 """Printing of a privacy plan in the terminal, before any training."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from rich.console import Console
 
@@ -66,12 +67,9 @@ def bounds_csv(curves: Sequence[BoundCurve]) -> str:
     """Return CSV text of ε by several upper bounds: a row for each schedule and number of steps."""
     names = [bound.name for bound in curves[0].bounds] if curves else []
     facts = ("sampling_rate", "noise_multiplier", "delta")
+    values = attrgetter(*facts)
     rows = (
-        [
-            " ".join(map(str, curve.schedule.clients)),
-            *(getattr(curve.schedule, name) for name in facts),
-            *(steps, *epsilons),
-        ]
+        [" ".join(map(str, curve.schedule.clients)), *values(curve.schedule), steps, *epsilons]
         for curve in curves
         for steps, epsilons in curve.points
     )

@@ -24,7 +24,6 @@ from fedsim.report.chart import (
     Mark,
     Note,
     Point,
-    Tip,
     number_axis,
     number_text,
     powers,
@@ -46,7 +45,6 @@ MAX_BARS = 40  # clients above which a curve replaces the bars
 _BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
 _RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
-_RATES = {1e-4: "0.01%", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%"}
 _MAX_TIPS = 100
 _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
@@ -90,8 +88,9 @@ class Curve:
         marks.append(Note(last, (end, value), (6, 0 if self.target is None else 9), bold=True))
         if self.target is not None:
             marks = [*target(self.target, self.target_text or f"target {self.target:g}"), *marks]
-        tips = [Tip(x, y, f"{self.over.text(x)}: {self.text(y)}") for x, y in finite]
-        ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
+        tips = [(x, f"{self.over.text(x)}: {self.text(y)}") for x, y in finite]
+        (_, first), (_, final) = tips[0], tips[-1]
+        ends = final if len(tips) == 1 else f"from {first} to {final}"
         label, places = f"{self.label} over {self.over.label}, {ends}", self.over.values
         x = number_axis((places[0], places[-1]), self.over.label, whole=self.over.whole)
         room = {"top": 12, "right": 14 + width_of([last])}
@@ -153,7 +152,7 @@ def _bars(clients: Sequence[ClientFacts], label: str) -> Chart:
         marks.append(Note(f"target {shared:g}", (shared, math.inf), (0, -9), "muted", "middle"))
     numbers = {float(row): str(client.client) for row, client in enumerate(clients)}
     y = Axis(len(clients) - 0.5, -0.5, numbers, "client")
-    tips = [Tip(0, row, _spend_text(client)) for row, client in enumerate(clients)]
+    tips = [(row, _spend_text(client)) for row, client in enumerate(clients)]
     x, size = number_axis((0.0, longest), "ε"), (_BARS_PIXELS, len(clients) * _BAR_HEIGHT_PIXELS)
     right = 14 + width_of(texts)
     return Chart(label, x, y, marks, *size, top=22, right=right, tips=tips, across=True)
@@ -176,8 +175,8 @@ def _ranked(clients: Sequence[ClientFacts], label: str) -> Chart:
     below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
     x, y = Axis(0.5, count + 0.5, places, below), number_axis((0.0, high), "ε", grid=True)
     tips = [
-        Tip(rank, value, f"{rank:,} of {count:,}: {_spend_text(falling[rank - hidden - 1])}")
-        for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
+        (rank, f"{rank:,} of {count:,}: {_spend_text(falling[rank - hidden - 1])}")
+        for rank, _ in shown[:: max(1, len(shown) // _MAX_TIPS)]
     ]
     return Chart(label, x, y, marks, *_RANKS_PIXELS, top=12, right=12, tips=tips)
 
@@ -195,7 +194,7 @@ def profile_chart(profile: Profile) -> Chart:
     x, decades = number_axis((0.0, max(epsilons) or 1.0), "ε"), powers(low, high)
     y = Axis(low, high, {ten: _power(ten) for ten in decades}, "δ", logarithmic=True, grid=True)
     tips = [
-        Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
+        (epsilon, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
         for epsilon, delta in points[:: max(1, len(points) // 40)]
     ]
     label = f"δ as a function of ε for client {profile.client}; {words[1]} at {words[0]}"
@@ -206,15 +205,13 @@ def attack_chart(attack: AttackBound) -> Chart:
     """Return the chart of the largest true-positive rate of any attack, by false-positive rate."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
-    shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
-    fifths = {step / 5: f"{20 * step}%" for step in range(6)}
-    x = Axis(rates[0], 1.0, shown, "false-positive rate", logarithmic=True)
-    y = Axis(0.0, 1.02, fifths, "true-positive rate, at most", grid=True)
+    x = number_axis((rates[0], 1.0), "false-positive rate", logarithmic=True, percent=True)
+    y = number_axis((0.0, 1.02), "true-positive rate, at most", percent=True, grid=True)
     marks: list[Mark] = [Area([*at_most, *reversed(guesses)]), Line(at_most)]
     marks.append(Line(guesses, "muted", 1.1, "4 3"))
     marks.append(Note("guessing", (0.14, 0.14), (6, 8), "muted"))
     tips = [
-        Tip(rate, bound, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
+        (rate, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
         for rate, bound in at_most
     ]
     label = "Bound on the true-positive rate of any attack, over its false-positive rate"

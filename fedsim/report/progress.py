@@ -5,7 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -155,32 +155,28 @@ class PhaseDisplay:
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
         self._console, self._patience = console, patience
-        self._progress: progress.Progress | None = None
-        self._timer: Timer | None = None
+        self._shown = ExitStack()  # closing it ends the display of the current phase
 
     def show(self, name: str) -> None:
         """Show the name of a phase in place of the last one; "" ends the display."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._progress is not None:
-            self._progress.stop()
-        self._timer = self._progress = None
+        self._shown.close()
         if not name:
             return
         if self._console.is_terminal:
-            self._progress = progress.Progress(
+            spinner = progress.Progress(
                 progress.SpinnerColumn(),
                 progress.TextColumn("{task.description}"),
                 progress.TimeElapsedColumn(),
                 console=self._console,
                 transient=True,
             )
-            self._progress.add_task(name, total=None)
-            self._progress.start()
+            spinner.add_task(name, total=None)
+            self._shown.enter_context(spinner)
         else:
-            self._timer = Timer(self._patience, print_sentence, (self._console, f"{name} ..."))
-            self._timer.daemon = True
-            self._timer.start()
+            timer = Timer(self._patience, print_sentence, (self._console, f"{name} ..."))
+            timer.daemon = True
+            timer.start()
+            self._shown.callback(timer.cancel)
 
 
 @contextmanager

@@ -17,23 +17,16 @@ from fedsim.tracking.callbacks import RunCallback
 
 
 def render_head(path: Path) -> str:
-    """Return the headline figures and the guarantee of a run directory as a piece of HTML.
+    """Return the headline figures and the guarantee of a run as a piece of HTML, for any page.
 
-    The styles of this piece affect no other part of a page. All text from files is escaped.
-
-    Raises:
-        RunDirectoryError: the run has no result files.
+    All text from files is escaped. Without result files it is a RunDirectoryError.
     """
     head = headlines(read_contents(RunDirectory.open(path)))
     return render_page("head.html.jinja", {**head, "report": (path / "report.html").as_posix()})
 
 
 def draw(path: Path, metric: str | None) -> ChartFigure:
-    """Return a figure of a metric, or of the main one, over the rounds of a run directory.
-
-    Raises:
-        InputError: the run has no such metric.
-    """
+    """Return a figure of a metric (None: the main one) of a run; an unknown one: InputError."""
     return ChartFigure(overview.metric_chart(read_contents(RunDirectory.open(path)), metric))
 
 

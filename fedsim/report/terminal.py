@@ -8,7 +8,6 @@ from typing import TypeVar
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from fedsim.core.formatting import (
@@ -93,15 +92,11 @@ def print_table(console: Console, table: Table) -> None:
 
     A table that is too wide gets less padding, or else is printed wider than the terminal.
     """
-    if _width(console, table) > console.width:
-        table.padding = (0, 0, 0, 0)
-    width = max(_width(console, table), console.width)
-    console.print(table, width=width, crop=False, markup=False)
-
-
-def _width(console: Console, table: Table) -> int:
     options = console.options.update(width=_MAX_WIDTH_CHARACTERS, markup=False)
-    return Measurement.get(console, options, table).maximum
+    if console.measure(table, options=options).maximum > console.width:
+        table.padding = (0, 0, 0, 0)
+    width = max(console.measure(table, options=options).maximum, console.width)
+    console.print(table, width=width, crop=False, markup=False)
 
 
 def most_spent(clients: Sequence[_Client], epsilons: Sequence[float]) -> list[_Client]:

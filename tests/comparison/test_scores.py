@@ -46,7 +46,7 @@ def scores(confusion: Sequence[Sequence[int]]) -> Scores:
         {"group": "Bern", "examples": 50, "accuracy": hits / sum(sizes)},
         {"group": "Zug", "examples": 50, "accuracy": 0.5},
     ]
-    return Scores.from_json({**content, "metrics": {}, "group": "town", "by_group": groups})
+    return Scores.model_validate({**content, "metrics": {}, "group": "town", "by_group": groups})
 
 
 def outcome(variant: str, seed: int, found: Scores | None) -> RunOutcome:

@@ -44,7 +44,7 @@ def scores(healthy: int, ill: int, **metrics: float) -> Scores:
     ]
     majority = {"class": "ill", "share": 0.6}
     content: dict[str, Any] = {"confusion": None, "majority": majority, "by_class": rows}
-    return Scores.from_json({**content, "metrics": metrics})
+    return Scores.model_validate({**content, "metrics": metrics})
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def test_a_constant_answer_is_as_good_as_its_metrics_say() -> None:
     assert found["balanced_accuracy"] == 0.5
     assert found["loss"] == found["log_loss"] == pytest.approx(ENTROPY)
     assert "loss" not in scores(0, ILL).constant_metrics("./own.py:loss")
-    regression = Scores((), None, None, None, {"mse": 3.0, "r2": 0.25})
+    content = {"by_class": [], "confusion": None, "majority": None}
+    regression = Scores.model_validate({**content, "metrics": {"mse": 3.0, "r2": 0.25}})
     assert regression.constant_metrics("mse")["loss"] == pytest.approx(4.0)
 
 

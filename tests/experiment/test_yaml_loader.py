@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fedsim.experiment import ExperimentError, Problem
-from fedsim.experiment.yaml_loader import core_scalar, parse_yaml, places_on, to_python
+from fedsim.experiment.yaml_loader import core_scalar, parse_yaml, to_python
 
 # Plain scalars under the YAML 1.2 core schema; the comment says what YAML 1.1 makes of them.
 SCALARS = {
@@ -90,19 +90,19 @@ def test_every_key_has_its_position() -> None:
     tree = parse_yaml("a: 1\nb:\n  - x\n  - {c: 2, ε: 3}\n", "f.yaml", [])
     keys = {("a",): (1, 1), ("b",): (2, 1), ("b", 1, "c"): (4, 6), ("b", 1, "ε"): (4, 12)}
     for path, position in keys.items():
-        *_, (location, _) = places_on(tree, path)
+        *_, (location, _) = tree.places_on(path)
         assert (location.source, location.line, location.column) == ("f.yaml", *position)
 
 
 def test_what_is_not_there_is_located_at_what_lacks_it() -> None:
     tree = parse_yaml("a: 1\nb:\n  c: 2\n", "f.yaml", [])
-    assert [*places_on(tree, ("b", "d", "e"))] == [*places_on(tree, ("b",))]
+    assert [*tree.places_on(("b", "d", "e"))] == [*tree.places_on(("b",))]
 
 
 def test_an_alias_repeats_a_value_where_it_was_written() -> None:
     tree = parse_yaml("a: &x {k: [1]}\nb: *x\n", "f.yaml", [])
     assert to_python(tree) == {"a": {"k": [1]}, "b": {"k": [1]}}
-    assert [location.line for location, _ in places_on(tree, ("b", "k"))] == [1, 2, 1]
+    assert [location.line for location, _ in tree.places_on(("b", "k"))] == [1, 2, 1]
 
 
 def test_an_alias_may_be_a_key() -> None:

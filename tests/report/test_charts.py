@@ -16,7 +16,6 @@ from fedsim.report.chart import (
     Line,
     Look,
     Mark,
-    Tip,
     interval,
     number_axis,
     number_text,
@@ -57,7 +56,7 @@ def test_names_stand_apart_in_the_order_of_their_lines() -> None:
 
 
 def test_each_point_has_the_strip_to_the_middle_of_its_neighbours() -> None:
-    tips = [Tip(1.0, 0.0, "a"), Tip(100.0, 0.0, "<b>")]
+    tips = [(1.0, "a"), (100.0, "<b>")]
     text = inline_svg(chart(tips=tips))
     strips = re.findall(r'x="([\d.]+)" y="8.0" width="([\d.]+)".*?<title>(.*?)<', text)
     assert strips == [("9.0", "100.0", "a"), ("109.0", "200.0", "&lt;b&gt;")]

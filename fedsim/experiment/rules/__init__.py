@@ -19,7 +19,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.file_names import DATA_SUFFIXES
 from fedsim.data.settings import DataSettings
-from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten, value_text
+from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, value_text
 from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
 from fedsim.experiment.schema import Experiment
 from fedsim.experiment.shapes import Model
@@ -92,10 +92,7 @@ def example_keys_of_clients(privacy: PrivacySettings) -> Iterator[tuple[KeyPath,
 
 
 def mistake(line: str) -> PathMessage:
-    """Return (key path, message) of a line `key.path: message`, as a person reads it.
-
-    The keys are names without dots, spaces or colons.
-    """
+    """Return (key path, message) of a line `key.path: message`; no key has a dot or a colon."""
     key, _, message = line.partition(": ")
     return tuple(key.split(".")), message
 
@@ -137,7 +134,7 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
         return None
     if ":" in name:
         return _check_plugin(name, base)
-    shown = shorten(repr(name))
+    shown = value_text(name)
     if name.endswith(".py"):
         return f"unknown {kind} {shown}; to use a function of the file write ./file.py:function"
     if kind == "dataset" and name.endswith(DATA_SUFFIXES):
@@ -150,7 +147,7 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 def check_file(path: str, base: Path, *suffixes: str) -> str | None:
     """Return what is wrong with the path of a file of some types, or None if it can be used."""
     if suffixes and not path.lower().endswith(suffixes):
-        return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
+        return f"must end in {any_of(suffixes)}, got {value_text(path)}"
     full = _absolute(path, base)
     return None if os.path.isfile(full) else f"no such file: {full!r}"
 
@@ -166,7 +163,7 @@ def check_folder(path: str, base: Path) -> str | None:
 def _check_plugin(name: str, base: Path) -> str | None:
     """Return the mistake in a plug-in reference that is visible without importing it, or None."""
     where, _, function = name.rpartition(":")
-    shown = shorten(repr(name))
+    shown = value_text(name)
     form = f"must be package.module:function or ./file.py:function, got {shown}"
     if not _is_dotted_name(function):
         return form

@@ -10,14 +10,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import Mistakes
-from fedsim.experiment.rules import (
-    RoundSizes,
-    Sections,
-    check_file,
-    messages_at,
-    mistake,
-    too_many_clients,
-)
+from fedsim.experiment.rules import RoundSizes, Sections, check_file, mistake, too_many_clients
 from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,
@@ -112,8 +105,8 @@ def check_budgets(privacy: PrivacySettings, num_clients: int) -> Mistakes:
 def check_budget_files(privacy: PrivacySettings, base: Path) -> Mistakes:
     """Yield (key path, message) for each file of privacy budgets that cannot be used."""
     for name, entry in privacy.clients.items():
-        problem = None if entry.csv is None else check_file(entry.csv, base, ".csv")
-        yield from messages_at(("privacy", "clients", name, "csv"), problem)
+        if entry.csv is not None and (problem := check_file(entry.csv, base, ".csv")):
+            yield ("privacy", "clients", name, "csv"), problem
 
 
 def check_faults(faults: list[FaultSettings], num_clients: int) -> Mistakes:
@@ -162,18 +155,15 @@ def check_clients_of_scheme(
     elif isinstance(settings, BufferedParticipation):
         durations = settings.durations
         if isinstance(durations, DurationTable) and len(durations.values or ()) != num_clients:
-            given = f"has {len(durations.values or ())} durations"
             known = f"{num_clients} clients (data.partition.num_clients)"
-            path = "federation.participation.durations"
-            yield mistake(f"{path}: {given} for {known}; write one for each client")
+            given = f"has {len(durations.values or ())} durations for {known}"
+            yield mistake(f"federation.participation.durations: {given}; write one for each client")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
     privacy, local, settings = sections.privacy, sections.local, federation.partial_work
-    if settings is None:
-        return
-    if settings.on_partial == "drop":
+    if settings is None or settings.on_partial == "drop":
         return
     if local is not None and local.steps == 1:
         fix = "set local.steps to 2 or more, or use on_partial: drop"
@@ -259,12 +249,10 @@ def check_poisson_draws(federation: FederationSettings, sections: Sections) -> M
         given = f"here trust is {privacy.trust.name} and unit {privacy.unit}"
         fix = "use trust: central with unit: client, or scheme: uniform"
         yield mistake(f"federation.participation.scheme: {why}, and {given}; {fix}")
+    ends = "a run that ends when few updates came shows how many clients were drawn"
     telling = {
         "deadline": (federation.deadline, "a reply that is late shows that its client was drawn"),
-        "min_participants": (
-            federation.min_participants > 1,
-            "a run that ends when few updates came shows how many clients were drawn",
-        ),
+        "min_participants": (federation.min_participants > 1, ends),
         "partial_work": (federation.partial_work, "names stragglers among the clients of a round"),
     }
     for key, (is_set, why) in telling.items():

@@ -200,9 +200,8 @@ def check_features(sections: Sections) -> Mistakes:
         problem = data.features_mistake(has_tokens=entry.tokens)
         yield from messages_at(("data", "features"), problem)
     if data.features == "tokens" and model is not None and model.name in MODELS:
-        why = f"the built-in model {model.name!r} takes numbers"
         fix = "use a model of your own that begins with an embedding, or features: numbers"
-        yield mistake(f"data.features: {why}; {fix}")
+        yield mistake(f"data.features: the built-in model {model.name!r} takes numbers; {fix}")
 
 
 def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Mistakes:

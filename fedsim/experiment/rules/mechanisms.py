@@ -51,15 +51,15 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes
         known, asked = _PROTECTED[kind.unit], _PROTECTED[privacy.unit]
         why = f"mechanism: {name} has a sensitivity for {known}, and none for {asked}"
         yield mistake(f"privacy.unit: {why}; use unit: {kind.unit}, {_GRADIENT}")
-    why, failed = _WHY_NO_ADD_REMOVE[name], unmet(privacy.choices())
-    lines = {
-        "adjacency_of_mechanism": "privacy.adjacency: add_remove keeps client sizes private, and "
-        f"with mechanism: {name} {why}; use zero_out or replace_one",
-        "noise_of_mechanism": f"privacy.noise: with mechanism: {name} a process makes the "
-        "noisy examples again from the seed, and secure noise would be another release; use "
-        f"noise: seeded, {_GRADIENT}",
-    }
-    yield from (mistake(line) for condition, line in lines.items() if condition in failed)
+    failed = unmet(privacy.choices())
+    if "adjacency_of_mechanism" in failed:
+        why = f"add_remove keeps client sizes private, and with mechanism: {name}"
+        fix = "use zero_out or replace_one"
+        yield mistake(f"privacy.adjacency: {why} {_WHY_NO_ADD_REMOVE[name]}; {fix}")
+    if "noise_of_mechanism" in failed:
+        why = f"with mechanism: {name} a process makes the noisy examples again from the seed"
+        other = "secure noise would be another release"
+        yield mistake(f"privacy.noise: {why}, and {other}; use noise: seeded, {_GRADIENT}")
     gradients = f"acts on gradients, and mechanism: {name} adds no noise to them"
     for key, allowed in _GRADIENT_KEYS.items():
         if attrgetter(key)(privacy) != allowed:
@@ -149,9 +149,8 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
         why = "a step moves the model along its own directions alone"
         yield mistake(f"local.optimizer: {rule}: {why}")
     if local.steps is None:
-        rule = f"{_WHAT} all clients need the same number of steps"
-        why = "since they share the directions of a round"
-        yield mistake(f"local.epochs: {rule}, {why}; use steps")
+        why = "since they share the directions of a round; use steps"
+        yield mistake(f"local.epochs: {_WHAT} all clients need the same number of steps, {why}")
     if federation is not None and federation.algorithm.name != "fedavg":
         why = f"{_WHAT} the directions of each round are others"
         rule = "only means of one round's coefficients have a meaning"
@@ -201,8 +200,7 @@ _WHY = {
     "gradient": "teachers and student are trained by gradients",
     "strategy": "the server counts votes and averages no models",
     "weighting": "every teacher has one vote",
-    "clients_per_round": "all teachers vote on every query",
-    "participation": "all teachers vote on every query",
+    **dict.fromkeys(("clients_per_round", "participation"), "all teachers vote on every query"),
 }
 # The default settings as they appear in a written experiment file.
 _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}

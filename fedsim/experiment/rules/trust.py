@@ -50,9 +50,8 @@ def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: b
         return
     weights, scheme = federation.weights, federation.participation.scheme
     if privacy.clipping.name == "adaptive" and not (weights.is_uniform or weights.uses_sizes):
-        why = "adaptive clipping counts every client once"
         fix = "use weighting: uniform, or clipping: flat"
-        yield mistake(f"federation.weighting: {why}; {fix}")
+        yield mistake(f"federation.weighting: adaptive clipping counts every client once; {fix}")
     if not privacy.is_correlated:
         return
     trust = privacy.trust.name
@@ -72,8 +71,6 @@ _WHY_CENTRAL = {
     "distributed": "a client that drops out takes its share along, and what the next round would "
     "cancel was never added",
 }
-
-
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
