@@ -115,10 +115,8 @@ def _shared_noise(audited: list[ClientAudit], *, miss: float) -> Iterator[str]:
         width = min(rows.shape[1], others.shape[1])
         interval = correlation_interval(rows[:, :width], others[:, :width], miss=miss)
         if interval.excludes(0.0):
-            yield (
-                f"clients {client.client} and {other.client} have noise in common: "
-                f"correlation {interval.estimate:.3g}"
-            )
+            both = f"clients {client.client} and {other.client}"
+            yield f"{both} have noise in common: correlation {interval.estimate:.3g}"
 
 
 def print_audit(audit: Audit) -> None:

@@ -65,11 +65,9 @@ class CanaryView:
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
         """Find the places of the first `most` canaries in a release, one flat vector."""
         places = parameters.slices(_canaries(parameters))
+        observed = [slice(one.start, min(one.stop, one.start + most)) for one in places]
         num_groups = len(step.groups(parameters).bounds)
-        return cls(
-            [slice(place.start, min(place.stop, place.start + most)) for place in places],
-            slice(num_groups - len(places), num_groups),
-        )
+        return cls(observed, slice(num_groups - len(places), num_groups))
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
         """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""
@@ -96,10 +94,8 @@ def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMech
     groups = step.bound_groups
     if groups is None or not isinstance(step.clipping, PatternClipping):
         return replace(step, bound_groups=None).for_model(parameters)
-    members = tuple(
-        (*group, canary)
-        for group, canary in zip(groups.members, _canaries(parameters), strict=True)
-    )
+    pairs = zip(groups.members, _canaries(parameters), strict=True)
+    members = tuple((*group, canary) for group, canary in pairs)
     sizes = tuple(sum(parameters.sizes[index] for index in group) for group in members)
     return replace(step, bound_groups=Groups(members, groups.bounds, sizes))
 

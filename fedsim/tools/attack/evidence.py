@@ -123,8 +123,7 @@ def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Inter
     """
     if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)
-    estimate = float(np.vdot(first, second)) / math.sqrt(
-        max(float(np.vdot(first, first)) * float(np.vdot(second, second)), 1e-300)
-    )
+    squares = float(np.vdot(first, first)) * float(np.vdot(second, second))
+    estimate = float(np.vdot(first, second)) / math.sqrt(max(squares, 1e-300))
     margin = -float(ndtri(miss)) / math.sqrt(first.size)
     return Interval(estimate, estimate - margin, estimate + margin)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -193,18 +193,14 @@ class _Rounds(ABC, Generic[M]):
         if self._claim.against == "models":
             seed = None if secure else experiment.seed
             total += ServerDraws(federation, parameters.size, seed=seed).of_round(number)
-        members = list[BlockMember]()
+        model, gradients = self._shared_model, self._gradients
         for client in self._claim.others:
             release = plans[client].release_as(SummedMechanism).for_model(parameters)
             key = StreamKey(experiment.seed, client, number)
             steps = release.steps_of_round(range(1), range(1), has_examples=False)
-            members.append(BlockMember(*none, key, steps, release, secure, self._plan.part))
-        gradients, model = self._gradients, self._shared_model
-        together = gradients is not None and gradients.stacks and members
-        blocks = [members] if together else [[member] for member in members]
-        for block in blocks:
-            trained = block_of(model, self._loss, gradients, experiment.local, block).train()
-            total += trained.values.double().sum(0)
+            member = BlockMember(*none, key, steps, release, secure, self._plan.part)
+            block = block_of(model, self._loss, gradients, experiment.local, [member])
+            total += block.train().values[0].double()
         return total
 
 
@@ -247,14 +243,8 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         unit, view = self._claim.step_length, self._view
         added = 0.0 if unit is None else self._noise_of_others(number, secure=secure)
 
-        def record(
-            batches: Sequence[np.ndarray | None],
-            released: Tensor,
-            used: Sequence[DpSgdMechanism | None],
-        ) -> None:
-            (batch,), (mechanism,) = batches, used
-            if batch is None or mechanism is None:
-                return
+        def record(batches: Sequence[Any], released: Tensor, used: Sequence[Any]) -> None:
+            (batch,), (mechanism,) = batches, used  # of the only member
             if unit is None:
                 bounds = mechanism.groups(parameters).bounds[view.groups]
                 seen = view.read(released[0], mechanism, bounds)
