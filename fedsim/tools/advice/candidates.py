@@ -143,7 +143,7 @@ def _rounded_down(epsilon: float) -> float:
 def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
     """Return μ = 1/z of a single Gaussian release that spends ε; infinity if ε is infinite."""
     try:
-        noise = calibrate_noise_multiplier(
+        return 1.0 / calibrate_noise_multiplier(
             target_epsilon=epsilon,
             delta=delta,
             sampling_rate=1.0,
@@ -153,7 +153,6 @@ def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
         )
     except ValueError:  # ε is infinite, or so large that next to no noise meets it
         return math.inf
-    return 1.0 / noise
 
 
 def _stride(federation: Federation, clip_norm: float, trained_values: int) -> float:

@@ -13,6 +13,7 @@ smaller.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -103,7 +104,11 @@ class NoiseTask:
     sampling: float = 0.0001  # variance of the examples' clipped gradients, over ρ² C²
 
 
-_CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
+# Their curvature and alignment are near typical values.
+PLAUSIBLE_TASKS = tuple(
+    NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
+    for curvature, alignment in product((1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5))
+)
 _NUM_DIRECTIONS = 6
 _LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
 
@@ -124,14 +129,6 @@ class Schedules:
     sampling: Floats  # Σ w_k² (1 − q_k) / L_k: of random batches, over one example's variance
     weight_skew: Floats  # Σ (w_k − n_k / n)²: squared distance of weights to shares of the examples
     label_skew: float  # as in `PublicFacts`
-
-
-def plausible_tasks() -> tuple[NoiseTask, ...]:
-    """Return plausible learning tasks; their curvature and alignment are near typical values."""
-    return tuple(
-        NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
-        for curvature, alignment in product(_CURVATURES, _ALIGNMENTS)
-    )
 
 
 def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
@@ -190,14 +187,10 @@ def correlated_candidates(
         accountant="rdp",
     )
     for bands in _BANDS:
-        if bands * batch > size:
-            continue
-        try:
-            ratio = error(sampling=CYCLIC, bands=bands) / error()
-        except ValueError:  # no such bands, or no noise for the target
-            continue
         correlation = {"name": "toeplitz", "bands": bands}
-        yield replace(facts.given, sampling=CYCLIC, correlation=correlation), ratio
+        with suppress(ValueError):  # too many bands for the batches, or no noise for the target
+            ratio = error(sampling=CYCLIC, bands=bands) / error()
+            yield replace(facts.given, sampling=CYCLIC, correlation=correlation), ratio
 
 
 def predict_noise_error(

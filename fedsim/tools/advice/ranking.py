@@ -37,11 +37,11 @@ from fedsim.tools.advice.candidates import (
 )
 from fedsim.tools.advice.noise import (
     CYCLIC,
+    PLAUSIBLE_TASKS,
     Schedules,
     correlated_candidates,
     mean_errors,
     noise_to_signal,
-    plausible_tasks,
     sampling_noise_ratio,
     sampling_rates,
     screening_noise,
@@ -134,11 +134,9 @@ class Ranking:
             name, other = scheme.name, replace(self.facts.given, sampling=scheme.name)
             if name in (used, CYCLIC) or self._load(changes_of(other, self.facts)) is None:
                 continue  # cyclic batches are for correlated noise
-            try:
+            with suppress(PrivacyPlanError):
                 ratio = sampling_noise_ratio(self._federation, self.facts, name)
-            except PrivacyPlanError:
-                continue
-            yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
+                yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
         """Return [the file's schedule with correlated noise of the best number of bands], or []."""
@@ -222,7 +220,7 @@ def predicted_errors(
 ) -> Floats:
     """Return noise-to-signal ratios (tasks, candidates), with noise multipliers (candidates, K)."""
     schedules = schedules_of(candidates, noise, facts)
-    return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
+    return np.stack([noise_to_signal(schedules, task) for task in PLAUSIBLE_TASKS])
 
 
 def _range_of(values: Floats) -> tuple[float, float]:

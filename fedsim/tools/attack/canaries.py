@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.clipping.clipping import Groups, PatternClipping
+from fedsim.clients.clipping.clipping import Clipping, Groups, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 
@@ -29,16 +29,18 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
+    Each pattern of parameters that `clipping` clips together has canary parameters of its own.
     `steepness` (n,) is the gradient of each example's loss in its canary, 0 without a canary term.
     `spares` are canary parameters without an example, whose coordinates show only noise.
     """
 
     def __init__(
-        self, model: nn.Module, examples: Tensor, steepness: Tensor, *, spares: int, groups: int
+        self, model: nn.Module, examples: Tensor, steepness: Tensor, spares: int, clipping: Clipping
     ) -> None:
         super().__init__()
         self.model = model
         rows = len(examples) + spares
+        groups = len(clipping.patterns) if isinstance(clipping, PatternClipping) else 1
         self.canaries = nn.ModuleList(nn.Embedding(rows, 1) for _ in range(groups))
         for parameter in self.canaries.parameters():
             nn.init.zeros_(parameter)
@@ -103,8 +105,3 @@ def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMech
 def _canaries(parameters: FlatParameters) -> list[int]:
     """Return the indices of the canary parameters, which follow those of the model."""
     return [i for i, name in enumerate(parameters.names) if name.startswith("canaries.")]
-
-
-def num_canaries(step: DpSgdMechanism) -> int:
-    """Return the number of canary parameters: one for each pattern that groups parameters."""
-    return len(step.clipping.patterns) if isinstance(step.clipping, PatternClipping) else 1

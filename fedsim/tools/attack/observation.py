@@ -45,13 +45,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.planning.alternatives import privacy_of
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-from fedsim.tools.attack.canaries import (
-    CANARY_SCALE,
-    CanaryModel,
-    CanaryView,
-    num_canaries,
-    with_canaries,
-)
+from fedsim.tools.attack.canaries import CANARY_SCALE, CanaryModel, CanaryView, with_canaries
 
 Bools = NDArray[np.bool_]
 
@@ -222,8 +216,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         steepness = torch.zeros(len(examples), device=device)
         steepness[:size] = CANARY_SCALE * bound * torch.from_numpy(has_canary)
         network, loss = _network_and_loss(federation, public[0])
-        groups = num_canaries(release)
-        model = CanaryModel(network, examples, steepness, spares=spares, groups=groups).to(device)
+        model = CanaryModel(network, examples, steepness, spares, release.clipping).to(device)
         checks = torch.arange(size, len(examples), device=device)
         gradients = gradients_for(model, loss, checks, public[1])
         self._gradients, self._loss = gradients, loss

@@ -45,8 +45,9 @@ def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta:
 def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
 
-    Here P = N(0, p²) and Q = N(shift, q²). The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement. Below all
-    roots it has the sign of a, else of −b, else of c, and each root changes the sign.
+    Here P = N(0, p²) and Q = N(shift, q²). The log ratio is a x² + b x + c, so A is a half-line, an
+    interval or its complement. Below all roots it has the sign of a, else of −b, else of c; each
+    root changes the sign.
     """
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2

@@ -85,9 +85,8 @@ def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
 
 def _problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     searches = ledger.searches
-    for entry in sorted(path.name for path in out.iterdir()):
-        if entry not in _ENTRIES:
-            yield f"{entry}: no file of a search"
+    unknown = {path.name for path in out.iterdir()} - _ENTRIES
+    yield from (f"{entry}: no file of a search" for entry in sorted(unknown))
     if searches[-1].end is None:
         yield f"search {len(searches)} has not ended; run the same command again to continue it"
         return
