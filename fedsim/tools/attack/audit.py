@@ -102,9 +102,8 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[C
         if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
     if not claims:
-        raise PrivacyPlanError(
-            "there is nothing to audit: no client has examples and a noise_multiplier above 0"
-        )
+        why = "no client has examples and a noise_multiplier above 0"
+        raise PrivacyPlanError(f"there is nothing to audit: {why}")
     return sorted(claims, key=lambda claim: -claim[1][0].epsilon)[:most]
 
 
@@ -127,11 +126,9 @@ def print_audit(audit: Audit) -> None:
     print_table(console, _mechanism_table(audit))
     problems = len(audit.violations)
     verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
-    print_sentence(
-        console,
-        f"{audit.name}: {verdict} ({count_text(audit.num_audited, 'client')}, "
-        f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",
-    )
+    clients, steps = count_text(audit.num_audited, "client"), count_text(audit.steps, "step")
+    scope = f"{clients}, {steps} each, confidence {audit.confidence:g}"
+    print_sentence(console, f"{audit.name}: {verdict} ({scope})")
 
 
 def _epsilon_table(audit: Audit) -> Table:

@@ -12,8 +12,7 @@ and the noise is the joint noise of all groups.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -56,20 +55,18 @@ class CanaryModel(nn.Module):
         return torch.cat([outputs, steepness * canaries], dim=1)
 
 
-@dataclass(frozen=True)
 class CanaryView:
-    """The positions of the canary parameters in a flat release, and how to read their values."""
+    """The positions of the first `most` canaries in a flat release, and how to read their values.
 
-    places: list[slice]  # of the observed coordinates, for each parameter group with canaries
-    groups: slice  # the indices of these groups, which are the last ones
+    `places` are the slices of their coordinates, for each parameter group with canaries, and
+    `groups` has the indices of these groups, which are the last ones.
+    """
 
-    @classmethod
-    def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Find the places of the first `most` canaries in a release, one flat vector."""
-        places = parameters.slices(_canaries(parameters))
-        observed = [slice(one.start, min(one.stop, one.start + most)) for one in places]
+    def __init__(self, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> None:
+        canaries = parameters.slices(_canaries(parameters))
         num_groups = len(step.groups(parameters).bounds)
-        return cls(observed, slice(num_groups - len(places), num_groups))
+        self.places = [slice(one.start, min(one.stop, one.start + most)) for one in canaries]
+        self.groups = slice(num_groups - len(canaries), num_groups)
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
         """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""

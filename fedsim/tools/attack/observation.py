@@ -226,7 +226,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         parameters = gradients.parameters
         self._shared_model = SharedModel(gradients.model, parameters=parameters)
         self._release = with_canaries(release, parameters)
-        self._view = CanaryView.of(self._release, parameters, MAX_COORDINATES)
+        self._view = CanaryView(self._release, parameters, MAX_COORDINATES)
         self._has_canary = has_canary[:MAX_COORDINATES]
         self._sampling = release.sampling
         self._charged_noise = self._view.charged_noise(self._release)

@@ -75,9 +75,8 @@ def _plan_of(candidate: LoadedVariant, metric: str, search: SearchSettings) -> S
     refuse_overspending(federation)
     known = federation.test_metrics(federation.initial_arrays())
     if metric not in known:
-        raise SearchError(
-            f"select.metric: candidate {name!r} has no {metric}; it has {', '.join(known)}"
-        )
+        has = f"it has {', '.join(known)}"
+        raise SearchError(f"select.metric: candidate {name!r} has no {metric}; {has}")
     privacy, plans = privacy_of(federation.experiment), federation.plan.clients or ()
     clients = []
     for client, plan in enumerate(plans):

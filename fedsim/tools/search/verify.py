@@ -48,15 +48,13 @@ class SearchVerification:
     unchecked: tuple[str, ...] = UNCHECKED
 
 
-def verify_if_search(
-    directory: Path, *, root: str | None, replay: bool
-) -> SearchVerification | None:
+def verify_if_search(out: Path, *, root: str | None, replay: bool) -> SearchVerification | None:
     """Check a directory of searches; return None for any other path."""
-    if not ((directory / PATH).is_file() or (directory / MARKER).is_file()):
+    if not ((out / PATH).is_file() or (out / MARKER).is_file()):
         return None
     if replay:
         raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
-    return verify_search(directory, root=root)
+    return verify_search(out, root=root)
 
 
 def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
