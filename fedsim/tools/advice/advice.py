@@ -23,6 +23,14 @@ from fedsim.tools.advice.candidates import PublicFacts
 from fedsim.tools.advice.noise import PLAUSIBLE_TASKS
 from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, predicted_error, weighting_text
 
+_WORTH_SAYING = 0.9  # of the proposal's predicted error
+_CLEAR_GAIN = 0.95  # of the file's predicted error
+_JSON_FACTS = ("trained_values", "inputs", "outputs", "label_skew")
+_JSON_ROW = (
+    *("name", "changes", "rounds", "steps", "learning_rate", "weighting", "sampling_rate"),
+    *("noise_multiplier", "noise_is_exact", "noise_to_signal", "ratio", "ratio_range"),
+)
+
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
     """Return changed settings as YAML, with one line per section if possible."""
@@ -31,9 +39,6 @@ def yaml_lines(changes: Mapping[str, Any]) -> str:
         section, _, key = path.partition(".")
         tree[section] = {**tree.get(section, {}), key: value} if key else value
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
-
-
-_WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, facts: PublicFacts, rows: Sequence[Ranked]) -> Iterator[str]:
@@ -92,14 +97,6 @@ def _sums(federation: Federation) -> dict[str, Any]:
     if "min_clients" not in secure.model_fields_set:
         return {"secure_aggregation.min_clients": per_round}
     return {}
-
-
-_CLEAR_GAIN = 0.95  # of the file's predicted error
-_JSON_FACTS = ("trained_values", "inputs", "outputs", "label_skew")
-_JSON_ROW = (
-    *("name", "changes", "rounds", "steps", "learning_rate", "weighting", "sampling_rate"),
-    *("noise_multiplier", "noise_is_exact", "noise_to_signal", "ratio", "ratio_range"),
-)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ _STEPS = (1, 5)
 # to try who knows the scale of the data.
 _PATHS = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _FIGURES = 2  # significant digits of a learning rate
+_UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,6 @@ class AdviceCandidate:
     def local_steps(self) -> int:
         """Total number of local steps of a client that takes part in every round."""
         return self.rounds * self.steps
-
-
-_UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,11 @@ from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.planning.alternatives import privacy_of
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
 
+CYCLIC = "cyclic_poisson"
+_BANDS = (5, 10, 25)
+_NUM_DIRECTIONS = 6
+_LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
+
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
     """Return sampling rates: for each candidate schedule and each of K clients, (candidates, K)."""
@@ -109,8 +114,6 @@ PLAUSIBLE_TASKS = tuple(
     NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
     for curvature, alignment in product((1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5))
 )
-_NUM_DIRECTIONS = 6
-_LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +159,6 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
 def mean_errors(errors: Floats) -> Floats:
     """Return the geometric mean of each candidate's errors (tasks, candidates) over all tasks."""
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
-
-
-CYCLIC = "cyclic_poisson"
-_BANDS = (5, 10, 25)
 
 
 def correlated_candidates(

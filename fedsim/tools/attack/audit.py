@@ -27,6 +27,12 @@ from fedsim.tools.attack.findings import NUM_INTERVAL_ENDS, Audit, ClientAudit, 
 from fedsim.tools.attack.observation import Claim, ExampleRounds, UpdateRounds, claims_of
 from fedsim.tools.attack.views import views_of
 
+_OBSERVERS = {
+    "sums": "sums: the smallest sum that may be opened, with the fewest honest clients;",
+    "server": "server: the client's own uploads, if secure aggregation fails;",
+    "models": "models: the client's part with the noise that the server adds",
+}
+
 
 def audit_experiment(
     loaded: LoadedExperiment,
@@ -211,10 +217,3 @@ def _interval_text(interval: Interval) -> str:
     if math.isnan(interval.estimate):
         return "–"
     return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
-
-
-_OBSERVERS = {
-    "sums": "sums: the smallest sum that may be opened, with the fewest honest clients;",
-    "server": "server: the client's own uploads, if secure aggregation fails;",
-    "models": "models: the client's part with the noise that the server adds",
-}

@@ -48,6 +48,7 @@ from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.tools.attack.canaries import CANARY_SCALE, CanaryModel, CanaryView, with_canaries
 
 Bools = NDArray[np.bool_]
+M = TypeVar("M", bound=Mechanism)
 
 MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
 _MAX_VALUES = 1 << 21  # of a table with spare coordinates
@@ -111,9 +112,6 @@ class _Round:
     drawn: Bools  # whether an example with a coordinate was in the batch (steps, examples)
     upload: Floats  # (coordinates,)
     adapted_clip_norm: AdaptiveClipNorm | None  # after the round; None if it is fixed
-
-
-M = TypeVar("M", bound=Mechanism)
 
 
 class _Rounds(ABC, Generic[M]):

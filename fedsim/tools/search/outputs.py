@@ -27,6 +27,20 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
 from fedsim.tools.search.ledger import ACCOUNT, Search, Withdrawn, public_folder
 
+MODEL = ("model.safetensors", "experiment.yaml")
+SELECTION = "selection.json"
+OBSERVER_OF_RUNS = "the server and the clients, who saw every run"
+OBSERVER_OF_SELECTION = (
+    "an observer who sees nothing but the selected model, its configuration and its score on the "
+    "public test set"
+)
+_CONDITIONS = (
+    "It does not hold against anyone who can see an update, a sum, a model of a round, a log, a "
+    "ledger or the folder account/, or who can tell the number of runs in another way: time is not "
+    "hidden, so an observer of when the search began and ended is not covered. It assumes that no "
+    "interruption depended on the data."
+)
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -94,19 +108,6 @@ def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple
     return ((RepeatAndSelect(run, drawn.mean, drawn.shape), 1),)
 
 
-OBSERVER_OF_RUNS = "the server and the clients, who saw every run"
-OBSERVER_OF_SELECTION = (
-    "an observer who sees nothing but the selected model, its configuration and its score on the "
-    "public test set"
-)
-_CONDITIONS = (
-    "It does not hold against anyone who can see an update, a sum, a model of a round, a log, a "
-    "ledger or the folder account/, or who can tell the number of runs in another way: time is not "
-    "hidden, so an observer of when the search began and ended is not covered. It assumes that no "
-    "interruption depended on the data."
-)
-
-
 def every_run_sentence(figure: Figure, number: int) -> str:
     """Return a sentence on the guarantee of all runs together, against those who see all runs."""
     if number == 0:
@@ -145,10 +146,6 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         "anew, uniformly and with replacement. All other runs and scores are destroyed.",
         _CONDITIONS,
     )
-
-
-MODEL = ("model.safetensors", "experiment.yaml")
-SELECTION = "selection.json"
 
 
 def write_selected(
