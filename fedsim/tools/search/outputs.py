@@ -157,11 +157,10 @@ def write_selected(
     for left in (new, folder):
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
-    directory = RunDirectory(new)
     if run is not None:
         for name in MODEL:
             replace_file(new / name, (run / name).read_bytes())
-    directory.write_json(SELECTION, selection_json(searches, score=score))
+    RunDirectory(new).write_json(SELECTION, selection_json(searches, score=score))
     os.replace(new, folder)
     sync_directory(folder.parent)
 
