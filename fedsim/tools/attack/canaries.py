@@ -58,8 +58,7 @@ class CanaryModel(nn.Module):
 class CanaryView:
     """The positions of the first `most` canaries in a flat release, and how to read their values.
 
-    `places` are the slices of their coordinates, for each parameter group with canaries, and
-    `groups` has the indices of these groups, which are the last ones.
+    `places` has a slice for each parameter group with canaries; `groups`, the last, are these.
     """
 
     def __init__(self, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> None:

@@ -117,8 +117,7 @@ class _Round:
 class _Rounds(ABC, Generic[M]):
     """Runner of rounds of one client, as in a run, whose canaries an adversary observes.
 
-    Some rounds are run again with and without content (gradients, or all data of the client), to
-    measure what it adds. The number of steps is rounded up to whole rounds.
+    The number of steps is rounded up to whole rounds. Content is gradients, or a client's data.
     """
 
     _sampling: Sampling
