@@ -96,11 +96,9 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
     squares, half = float(np.vdot(values, values)), values.size / 2.0
-    return Interval(
-        math.sqrt(squares / values.size),
-        math.sqrt(squares / (2.0 * float(gammainccinv(half, miss)))),
-        math.sqrt(squares / (2.0 * float(gammaincinv(half, miss)))),
-    )
+    low = math.sqrt(squares / (2.0 * float(gammainccinv(half, miss))))
+    high = math.sqrt(squares / (2.0 * float(gammaincinv(half, miss))))
+    return Interval(math.sqrt(squares / values.size), low, high)
 
 
 def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
