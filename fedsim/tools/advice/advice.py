@@ -68,8 +68,7 @@ def _trust(
     row = min(one_step, key=lambda row: (row is not best, row.noise_to_signal), default=best)
     sums = _sums(federation)
     loaded = LoadedExperiment(federation.experiment, None, federation.base)
-    also = {**row.changes, **sums}
-    cell = plan_cell(loaded, federation, "distributed", "example", also=also)
+    cell = plan_cell(loaded, federation, "distributed", "example", also={**row.changes, **sums})
     if cell.reason is not None:
         yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
         return

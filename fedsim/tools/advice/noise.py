@@ -109,7 +109,7 @@ class NoiseTask:
     sampling: float = 0.0001  # variance of the examples' clipped gradients, over ρ² C²
 
 
-# Their curvature and alignment are near typical values.
+# Plausible learning tasks: their curvature and alignment are near typical values.
 PLAUSIBLE_TASKS = tuple(
     NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
     for curvature, alignment in product((1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5))

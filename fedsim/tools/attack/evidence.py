@@ -60,14 +60,13 @@ def shift_lower_bound(
     Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
     independent draws of the noise, and the thresholds independent of them.
     """
-    end, n = miss / (2 * max(1, len(thresholds))), noise.size
-
-    def bound(threshold: float) -> float:
+    end, best, n = miss / (2 * max(1, len(thresholds))), 0.0, noise.size
+    for threshold in thresholds:
         alarms = n - int(np.searchsorted(noise, threshold, side="right"))
         misses = int(np.searchsorted(noise, threshold - shift, side="right"))
-        return gdp_lower_bound(*(rate_interval(k, n, miss=end) for k in (alarms, misses)))
-
-    return max(map(bound, thresholds), default=0.0)
+        rates = (rate_interval(count, n, miss=end) for count in (alarms, misses))
+        best = max(best, gdp_lower_bound(*rates))
+    return best
 
 
 def run_lower_bound(

@@ -311,8 +311,7 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         features, targets = self._data if has_content else (part[:0] for part in self._data)
         key = StreamKey(federation.experiment.seed, self._client, number)
         steps = range(federation.plan.steps.whole_rounds[self._client] if has_content else 0)
-        part = self._plan.part
-        member = BlockMember(features, targets, key, steps, self._release, secure, part)
+        member = BlockMember(features, targets, key, steps, self._release, secure, self._plan.part)
         result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
         if (unit := self._claim.step_length) is None:

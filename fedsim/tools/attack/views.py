@@ -25,20 +25,20 @@ _MOST_EPSILON = 1e6
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
     """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction."""
 
-    def is_exceeded(epsilon: float) -> bool:
+    def delta_is_exceeded(epsilon: float) -> bool:
         pairs = (inside, outside), (outside, inside)
         return any(_delta(shift, p, q, epsilon) > delta for p, q in pairs)
 
     low, high = 0.0, 1.0
-    if not is_exceeded(low):
+    if not delta_is_exceeded(low):
         return 0.0
-    while is_exceeded(high):
+    while delta_is_exceeded(high):
         high *= 2.0
         if high > _MOST_EPSILON:
             return math.inf
     for _ in range(_STEPS):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if is_exceeded(middle) else (low, middle)
+        low, high = (middle, high) if delta_is_exceeded(middle) else (low, middle)
     return high
 
 
@@ -164,13 +164,12 @@ def views_of(
         charged.append(deviation**2)
     # The ratio of one client is that of all, since all have the same optimizer.
     ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
-    noise = [known[k].noise if k in known else ratio * part for k, part in enumerate(charged)]
+    noise = [known[k].noise if k in known else ratio * charge for k, charge in enumerate(charged)]
     weights = list(map(float, federation.plan.weights.values))
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
     views: dict[int, ObservedViews] = {}
-    for client, distribution in known.items():
-        delta = plans[client].delta
-        view = estimate_views(distribution, client, rounds, noise, weights, delta=delta)
+    for client, given in known.items():
+        view = estimate_views(given, client, rounds, noise, weights, delta=plans[client].delta)
         views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
     return views

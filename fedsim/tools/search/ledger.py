@@ -30,7 +30,6 @@ MARKER = "search.yaml"
 PUBLIC = "selected"
 ACCOUNT = "account"
 WORK = "account/work"
-
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

@@ -208,10 +208,8 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
 
 def digests_of(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file in a public folder, by file name."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-    }
+    files = sorted(folder.iterdir())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from fedsim.runs.inputs import fingerprint
 from fedsim.tools.search.ledger import ClientCharge, SearchPlan
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
-
 _NOISE = ("noise_multiplier", "noise_multipliers")
 
 
