@@ -184,13 +184,12 @@ class _Rounds(ABC, Generic[M]):
         if self._claim.against == "models":
             seed = None if secure else experiment.seed
             total += ServerDraws(federation, parameters.size, seed=seed).of_round(number)
-        model, gradients = self._shared_model, self._gradients
         for client in self._claim.others:
             release = plans[client].release_as(SummedMechanism).for_model(parameters)
             key = StreamKey(experiment.seed, client, number)
             steps = release.steps_of_round(range(1), range(1), has_examples=False)
             member = BlockMember(*none, key, steps, release, secure, self._plan.part)
-            block = block_of(model, self._loss, gradients, experiment.local, [member])
+            block = block_of(self._shared_model, self._loss, self._gradients, self._local, [member])
             total += block.train().values[0].double()
         return total
 

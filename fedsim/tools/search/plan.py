@@ -139,8 +139,9 @@ def least_noise(first: Any, second: Any, key: str = "") -> Any:
         return {name: least_noise(first[name], second[name], name) for name in first}
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         return [least_noise(*pair, key) for pair in zip(first, second, strict=True)]
-    are_noise = key in _NOISE and isinstance(first, float) and isinstance(second, float)
-    if are_noise and abs(first - second) <= GRID_SHARE * max(first, second):
+    if isinstance(first, float) and isinstance(second, float) and key in _NOISE:
+        if abs(first - second) > GRID_SHARE * max(first, second):
+            raise OtherEventError
         return min(first, second)
     if first != second:
         raise OtherEventError
