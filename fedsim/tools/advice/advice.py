@@ -20,8 +20,16 @@ from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice import why_not_advised
 from fedsim.tools.advice.candidates import PublicFacts
-from fedsim.tools.advice.noise import plausible_tasks
+from fedsim.tools.advice.noise import PLAUSIBLE_TASKS
 from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, predicted_error, weighting_text
+
+_WORTH_SAYING = 0.9  # of the proposal's predicted error
+_CLEAR_GAIN = 0.95  # of the file's predicted error
+_JSON_FACTS = ("trained_values", "inputs", "outputs", "label_skew")
+_JSON_ROW = (
+    *("name", "changes", "rounds", "steps", "learning_rate", "weighting", "sampling_rate"),
+    *("noise_multiplier", "noise_is_exact", "noise_to_signal", "ratio", "ratio_range"),
+)
 
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
@@ -31,9 +39,6 @@ def yaml_lines(changes: Mapping[str, Any]) -> str:
         section, _, key = path.partition(".")
         tree[section] = {**tree.get(section, {}), key: value} if key else value
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
-
-
-_WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, facts: PublicFacts, rows: Sequence[Ranked]) -> Iterator[str]:
@@ -63,8 +68,7 @@ def _trust(
     row = min(one_step, key=lambda row: (row is not best, row.noise_to_signal), default=best)
     sums = _sums(federation)
     loaded = LoadedExperiment(federation.experiment, None, federation.base)
-    also = {**row.changes, **sums}
-    cell = plan_cell(loaded, federation, "distributed", "example", also=also)
+    cell = plan_cell(loaded, federation, "distributed", "example", also={**row.changes, **sums})
     if cell.reason is not None:
         yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
         return
@@ -94,14 +98,6 @@ def _sums(federation: Federation) -> dict[str, Any]:
     return {}
 
 
-_CLEAR_GAIN = 0.95  # of the file's predicted error
-_JSON_FACTS = ("trained_values", "inputs", "outputs", "label_skew")
-_JSON_ROW = (
-    *("name", "changes", "rounds", "steps", "learning_rate", "weighting", "sampling_rate"),
-    *("noise_multiplier", "noise_is_exact", "noise_to_signal", "ratio", "ratio_range"),
-)
-
-
 @dataclass(frozen=True)
 class Advice:
     """The advice on one experiment: candidate settings, compared without reading any example."""
@@ -115,12 +111,11 @@ class Advice:
     @property
     def proposal(self) -> Ranked | None:
         """The best candidate if clearly better than the file; correlated noise must beat all."""
-        proposals = [row for row in self.rows if row.name == PROPOSAL]
-        correlated = [row for row in self.rows if row.candidate.correlation is not None]
-        least = (proposals or self.rows)[0].noise_to_signal
-        better = [row for row in correlated if row.noise_to_signal < _CLEAR_GAIN * least]
-        proposals = better or proposals
-        return proposals[0] if proposals and proposals[0].ratio < _CLEAR_GAIN else None
+        best = next((row for row in self.rows if row.name == PROPOSAL), self.rows[0])
+        limit = _CLEAR_GAIN * best.noise_to_signal
+        correlated = (row for row in self.rows if row.candidate.correlation is not None)
+        best = next((row for row in correlated if row.noise_to_signal < limit), best)
+        return best if best.ratio < _CLEAR_GAIN else None
 
     @property
     def lines(self) -> str:
@@ -140,7 +135,7 @@ class Advice:
                     **{key: getattr(facts, key) for key in _JSON_FACTS},
                 },
                 "compared": self.compared,
-                "tasks": len(plausible_tasks()),
+                "tasks": len(PLAUSIBLE_TASKS),
                 "candidates": [{key: row[key] for key in _JSON_ROW} for row in candidates],
                 "proposal": None if self.proposal is None else self.proposal.changes,
                 "yaml": self.lines,
@@ -194,7 +189,7 @@ def print_advice(advice: Advice) -> None:
         "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
         "≈: without a search; for correlated noise, independent noise of equal error\n"
         "× file: predicted noise-to-signal ratio, over that of the file\n"
-        f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
+        f"between: least and largest on {len(PLAUSIBLE_TASKS)} plausible learning tasks"
     )
     print_table(console, table)
     if (proposal := advice.proposal) is None:

@@ -30,6 +30,7 @@ _STEPS = (1, 5)
 # to try who knows the scale of the data.
 _PATHS = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _FIGURES = 2  # significant digits of a learning rate
+_UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,6 @@ class AdviceCandidate:
     def local_steps(self) -> int:
         """Total number of local steps of a client that takes part in every round."""
         return self.rounds * self.steps
-
-
-_UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +141,7 @@ def _rounded_down(epsilon: float) -> float:
 def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
     """Return μ = 1/z of a single Gaussian release that spends ε; infinity if ε is infinite."""
     try:
-        noise = calibrate_noise_multiplier(
+        return 1.0 / calibrate_noise_multiplier(
             target_epsilon=epsilon,
             delta=delta,
             sampling_rate=1.0,
@@ -153,7 +151,6 @@ def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
         )
     except ValueError:  # ε is infinite, or so large that next to no noise meets it
         return math.inf
-    return 1.0 / noise
 
 
 def _stride(federation: Federation, clip_norm: float, trained_values: int) -> float:

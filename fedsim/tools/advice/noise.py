@@ -13,6 +13,7 @@ smaller.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -31,6 +32,11 @@ from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.planning.alternatives import privacy_of
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
+
+CYCLIC = "cyclic_poisson"
+_BANDS = (5, 10, 25)
+_NUM_DIRECTIONS = 6
+_LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
@@ -103,9 +109,11 @@ class NoiseTask:
     sampling: float = 0.0001  # variance of the examples' clipped gradients, over ρ² C²
 
 
-_CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
-_NUM_DIRECTIONS = 6
-_LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
+# Plausible learning tasks: their curvature and alignment are near typical values.
+PLAUSIBLE_TASKS = tuple(
+    NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
+    for curvature, alignment in product((1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5))
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +132,6 @@ class Schedules:
     sampling: Floats  # Σ w_k² (1 − q_k) / L_k: of random batches, over one example's variance
     weight_skew: Floats  # Σ (w_k − n_k / n)²: squared distance of weights to shares of the examples
     label_skew: float  # as in `PublicFacts`
-
-
-def plausible_tasks() -> tuple[NoiseTask, ...]:
-    """Return plausible learning tasks; their curvature and alignment are near typical values."""
-    return tuple(
-        NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
-        for curvature, alignment in product(_CURVATURES, _ALIGNMENTS)
-    )
 
 
 def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
@@ -161,10 +161,6 @@ def mean_errors(errors: Floats) -> Floats:
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
 
 
-CYCLIC = "cyclic_poisson"
-_BANDS = (5, 10, 25)
-
-
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
 ) -> Iterator[tuple[AdviceCandidate, float]]:
@@ -190,14 +186,10 @@ def correlated_candidates(
         accountant="rdp",
     )
     for bands in _BANDS:
-        if bands * batch > size:
-            continue
-        try:
-            ratio = error(sampling=CYCLIC, bands=bands) / error()
-        except ValueError:  # no such bands, or no noise for the target
-            continue
         correlation = {"name": "toeplitz", "bands": bands}
-        yield replace(facts.given, sampling=CYCLIC, correlation=correlation), ratio
+        with suppress(ValueError):  # too many bands for the batches, or no noise for the target
+            ratio = error(sampling=CYCLIC, bands=bands) / error()
+            yield replace(facts.given, sampling=CYCLIC, correlation=correlation), ratio
 
 
 def predict_noise_error(

@@ -37,11 +37,11 @@ from fedsim.tools.advice.candidates import (
 )
 from fedsim.tools.advice.noise import (
     CYCLIC,
+    PLAUSIBLE_TASKS,
     Schedules,
     correlated_candidates,
     mean_errors,
     noise_to_signal,
-    plausible_tasks,
     sampling_noise_ratio,
     sampling_rates,
     screening_noise,
@@ -134,11 +134,9 @@ class Ranking:
             name, other = scheme.name, replace(self.facts.given, sampling=scheme.name)
             if name in (used, CYCLIC) or self._load(changes_of(other, self.facts)) is None:
                 continue  # cyclic batches are for correlated noise
-            try:
+            with suppress(PrivacyPlanError):
                 ratio = sampling_noise_ratio(self._federation, self.facts, name)
-            except PrivacyPlanError:
-                continue
-            yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
+                yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
         """Return [the file's schedule with correlated noise of the best number of bands], or []."""
@@ -221,23 +219,6 @@ def predicted_errors(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Floats:
     """Return noise-to-signal ratios (tasks, candidates), with noise multipliers (candidates, K)."""
-    schedules = schedules_of(candidates, noise, facts)
-    return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
-
-
-def _range_of(values: Floats) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
-
-
-def predicted_error(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> float:
-    """Return the mean error of a candidate over plausible tasks, with noise multipliers (K,)."""
-    return mean_errors(predicted_errors([candidate], noise[None], facts)).item()
-
-
-def schedules_of(
-    candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
-) -> Schedules:
-    """Return the quantities of each candidate from its noise multipliers (candidates, K)."""
     rates, known = sampling_rates(candidates, facts), dict[str, Floats]()
     # What weights depend on; the learning rate does not change them.
     keys = [repr((c.weighting, c.rate, c.local_steps, c.sampling)) for c in candidates]
@@ -250,7 +231,7 @@ def schedules_of(
     deviations = noise * facts.clip_norms / facts.clip_norms.mean() / batches
     shares = facts.examples / facts.examples.sum()
     drawn_clients = (absent - 1.0) / facts.num_clients
-    return Schedules(
+    schedules = Schedules(
         rounds=np.array([float(c.rounds) for c in candidates]),
         steps=np.array([float(c.steps) for c in candidates]),
         reach=np.array([c.learning_rate * facts.stride for c in candidates]),
@@ -260,6 +241,16 @@ def schedules_of(
         weight_skew=np.square(weights - shares).sum(axis=1),
         label_skew=facts.label_skew,
     )
+    return np.stack([noise_to_signal(schedules, task) for task in PLAUSIBLE_TASKS])
+
+
+def _range_of(values: Floats) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
+
+
+def predicted_error(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> float:
+    """Return the mean error of a candidate over plausible tasks, with noise multipliers (K,)."""
+    return mean_errors(predicted_errors([candidate], noise[None], facts)).item()
 
 
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:

@@ -27,6 +27,12 @@ from fedsim.tools.attack.findings import NUM_INTERVAL_ENDS, Audit, ClientAudit, 
 from fedsim.tools.attack.observation import Claim, ExampleRounds, UpdateRounds, claims_of
 from fedsim.tools.attack.views import views_of
 
+_OBSERVERS = {
+    "sums": "sums: the smallest sum that may be opened, with the fewest honest clients;",
+    "server": "server: the client's own uploads, if secure aggregation fails;",
+    "models": "models: the client's part with the noise that the server adds",
+}
+
 
 def audit_experiment(
     loaded: LoadedExperiment,
@@ -102,9 +108,8 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[C
         if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
     if not claims:
-        raise PrivacyPlanError(
-            "there is nothing to audit: no client has examples and a noise_multiplier above 0"
-        )
+        why = "no client has examples and a noise_multiplier above 0"
+        raise PrivacyPlanError(f"there is nothing to audit: {why}")
     return sorted(claims, key=lambda claim: -claim[1][0].epsilon)[:most]
 
 
@@ -115,10 +120,8 @@ def _shared_noise(audited: list[ClientAudit], *, miss: float) -> Iterator[str]:
         width = min(rows.shape[1], others.shape[1])
         interval = correlation_interval(rows[:, :width], others[:, :width], miss=miss)
         if interval.excludes(0.0):
-            yield (
-                f"clients {client.client} and {other.client} have noise in common: "
-                f"correlation {interval.estimate:.3g}"
-            )
+            both = f"clients {client.client} and {other.client}"
+            yield f"{both} have noise in common: correlation {interval.estimate:.3g}"
 
 
 def print_audit(audit: Audit) -> None:
@@ -129,11 +132,9 @@ def print_audit(audit: Audit) -> None:
     print_table(console, _mechanism_table(audit))
     problems = len(audit.violations)
     verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
-    print_sentence(
-        console,
-        f"{audit.name}: {verdict} ({count_text(audit.num_audited, 'client')}, "
-        f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",
-    )
+    clients, steps = count_text(audit.num_audited, "client"), count_text(audit.steps, "step")
+    scope = f"{clients}, {steps} each, confidence {audit.confidence:g}"
+    print_sentence(console, f"{audit.name}: {verdict} ({scope})")
 
 
 def _epsilon_table(audit: Audit) -> Table:
@@ -216,10 +217,3 @@ def _interval_text(interval: Interval) -> str:
     if math.isnan(interval.estimate):
         return "–"
     return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
-
-
-_OBSERVERS = {
-    "sums": "sums: the smallest sum that may be opened, with the fewest honest clients;",
-    "server": "server: the client's own uploads, if secure aggregation fails;",
-    "models": "models: the client's part with the noise that the server adds",
-}

@@ -12,14 +12,13 @@ and the noise is the joint noise of all groups.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.clipping.clipping import Groups, PatternClipping
+from fedsim.clients.clipping.clipping import Clipping, Groups, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 
@@ -29,16 +28,18 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
+    Each pattern of parameters that `clipping` clips together has canary parameters of its own.
     `steepness` (n,) is the gradient of each example's loss in its canary, 0 without a canary term.
     `spares` are canary parameters without an example, whose coordinates show only noise.
     """
 
     def __init__(
-        self, model: nn.Module, examples: Tensor, steepness: Tensor, *, spares: int, groups: int
+        self, model: nn.Module, examples: Tensor, steepness: Tensor, spares: int, clipping: Clipping
     ) -> None:
         super().__init__()
         self.model = model
         rows = len(examples) + spares
+        groups = len(clipping.patterns) if isinstance(clipping, PatternClipping) else 1
         self.canaries = nn.ModuleList(nn.Embedding(rows, 1) for _ in range(groups))
         for parameter in self.canaries.parameters():
             nn.init.zeros_(parameter)
@@ -54,22 +55,17 @@ class CanaryModel(nn.Module):
         return torch.cat([outputs, steepness * canaries], dim=1)
 
 
-@dataclass(frozen=True)
 class CanaryView:
-    """The positions of the canary parameters in a flat release, and how to read their values."""
+    """The positions of the first `most` canaries in a flat release, and how to read their values.
 
-    places: list[slice]  # of the observed coordinates, for each parameter group with canaries
-    groups: slice  # the indices of these groups, which are the last ones
+    `places` has a slice for each parameter group with canaries; `groups`, the last, are these.
+    """
 
-    @classmethod
-    def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Find the places of the first `most` canaries in a release, one flat vector."""
-        places = parameters.slices(_canaries(parameters))
+    def __init__(self, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> None:
+        canaries = parameters.slices(_canaries(parameters))
         num_groups = len(step.groups(parameters).bounds)
-        return cls(
-            [slice(place.start, min(place.stop, place.start + most)) for place in places],
-            slice(num_groups - len(places), num_groups),
-        )
+        self.places = [slice(one.start, min(one.stop, one.start + most)) for one in canaries]
+        self.groups = slice(num_groups - len(canaries), num_groups)
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
         """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""
@@ -96,10 +92,8 @@ def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMech
     groups = step.bound_groups
     if groups is None or not isinstance(step.clipping, PatternClipping):
         return replace(step, bound_groups=None).for_model(parameters)
-    members = tuple(
-        (*group, canary)
-        for group, canary in zip(groups.members, _canaries(parameters), strict=True)
-    )
+    pairs = zip(groups.members, _canaries(parameters), strict=True)
+    members = tuple((*group, canary) for group, canary in pairs)
     sizes = tuple(sum(parameters.sizes[index] for index in group) for group in members)
     return replace(step, bound_groups=Groups(members, groups.bounds, sizes))
 
@@ -107,8 +101,3 @@ def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMech
 def _canaries(parameters: FlatParameters) -> list[int]:
     """Return the indices of the canary parameters, which follow those of the model."""
     return [i for i, name in enumerate(parameters.names) if name.startswith("canaries.")]
-
-
-def num_canaries(step: DpSgdMechanism) -> int:
-    """Return the number of canary parameters: one for each pattern that groups parameters."""
-    return len(step.clipping.patterns) if isinstance(step.clipping, PatternClipping) else 1

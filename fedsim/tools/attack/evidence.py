@@ -60,14 +60,13 @@ def shift_lower_bound(
     Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
     independent draws of the noise, and the thresholds independent of them.
     """
-    end, n = miss / (2 * max(1, len(thresholds))), noise.size
-
-    def bound(threshold: float) -> float:
+    end, best, n = miss / (2 * max(1, len(thresholds))), 0.0, noise.size
+    for threshold in thresholds:
         alarms = n - int(np.searchsorted(noise, threshold, side="right"))
         misses = int(np.searchsorted(noise, threshold - shift, side="right"))
-        return gdp_lower_bound(*(rate_interval(k, n, miss=end) for k in (alarms, misses)))
-
-    return max(map(bound, thresholds), default=0.0)
+        rates = (rate_interval(count, n, miss=end) for count in (alarms, misses))
+        best = max(best, gdp_lower_bound(*rates))
+    return best
 
 
 def run_lower_bound(
@@ -96,11 +95,9 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
     squares, half = float(np.vdot(values, values)), values.size / 2.0
-    return Interval(
-        math.sqrt(squares / values.size),
-        math.sqrt(squares / (2.0 * float(gammainccinv(half, miss)))),
-        math.sqrt(squares / (2.0 * float(gammaincinv(half, miss)))),
-    )
+    low = math.sqrt(squares / (2.0 * float(gammainccinv(half, miss))))
+    high = math.sqrt(squares / (2.0 * float(gammaincinv(half, miss))))
+    return Interval(math.sqrt(squares / values.size), low, high)
 
 
 def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
@@ -123,8 +120,7 @@ def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Inter
     """
     if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)
-    estimate = float(np.vdot(first, second)) / math.sqrt(
-        max(float(np.vdot(first, first)) * float(np.vdot(second, second)), 1e-300)
-    )
+    squares = float(np.vdot(first, first)) * float(np.vdot(second, second))
+    estimate = float(np.vdot(first, second)) / math.sqrt(max(squares, 1e-300))
     margin = -float(ndtri(miss)) / math.sqrt(first.size)
     return Interval(estimate, estimate - margin, estimate + margin)

@@ -159,10 +159,8 @@ def violations(findings: Findings, claim: Claim) -> Iterator[str]:
     if findings.noise.high < 1.0:
         yield f"the noise is {findings.noise.estimate:.3g} of what is charged"
     if findings.noise_distance.low > 0.0:
-        yield (
-            "the noise is not Gaussian: its distribution function is off by "
-            f"{findings.noise_distance.estimate:.2g}"
-        )
+        distance = findings.noise_distance.estimate
+        yield f"the noise is not Gaussian: its distribution function is off by {distance:.2g}"
     if math.inf > findings.contribution.high > findings.contribution_limit:
         yield f"an example contributes {findings.contribution.high:.4g} times the clipping bound"
     if findings.sampling_rate.low > 1.0:

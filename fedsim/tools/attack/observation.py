@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -45,15 +45,10 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.planning.alternatives import privacy_of
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-from fedsim.tools.attack.canaries import (
-    CANARY_SCALE,
-    CanaryModel,
-    CanaryView,
-    num_canaries,
-    with_canaries,
-)
+from fedsim.tools.attack.canaries import CANARY_SCALE, CanaryModel, CanaryView, with_canaries
 
 Bools = NDArray[np.bool_]
+M = TypeVar("M", bound=Mechanism)
 
 MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
 _MAX_VALUES = 1 << 21  # of a table with spare coordinates
@@ -119,14 +114,10 @@ class _Round:
     adapted_clip_norm: AdaptiveClipNorm | None  # after the round; None if it is fixed
 
 
-M = TypeVar("M", bound=Mechanism)
-
-
 class _Rounds(ABC, Generic[M]):
     """Runner of rounds of one client, as in a run, whose canaries an adversary observes.
 
-    Some rounds are run again with and without content (gradients, or all data of the client), to
-    measure what it adds. The number of steps is rounded up to whole rounds.
+    The number of steps is rounded up to whole rounds. Content is gradients, or a client's data.
     """
 
     _sampling: Sampling
@@ -193,18 +184,13 @@ class _Rounds(ABC, Generic[M]):
         if self._claim.against == "models":
             seed = None if secure else experiment.seed
             total += ServerDraws(federation, parameters.size, seed=seed).of_round(number)
-        members = list[BlockMember]()
         for client in self._claim.others:
             release = plans[client].release_as(SummedMechanism).for_model(parameters)
             key = StreamKey(experiment.seed, client, number)
             steps = release.steps_of_round(range(1), range(1), has_examples=False)
-            members.append(BlockMember(*none, key, steps, release, secure, self._plan.part))
-        gradients, model = self._gradients, self._shared_model
-        together = gradients is not None and gradients.stacks and members
-        blocks = [members] if together else [[member] for member in members]
-        for block in blocks:
-            trained = block_of(model, self._loss, gradients, experiment.local, block).train()
-            total += trained.values.double().sum(0)
+            member = BlockMember(*none, key, steps, release, secure, self._plan.part)
+            block = block_of(self._shared_model, self._loss, self._gradients, self._local, [member])
+            total += block.train().values[0].double()
         return total
 
 
@@ -226,8 +212,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         steepness = torch.zeros(len(examples), device=device)
         steepness[:size] = CANARY_SCALE * bound * torch.from_numpy(has_canary)
         network, loss = _network_and_loss(federation, public[0])
-        groups = num_canaries(release)
-        model = CanaryModel(network, examples, steepness, spares=spares, groups=groups).to(device)
+        model = CanaryModel(network, examples, steepness, spares, release.clipping).to(device)
         checks = torch.arange(size, len(examples), device=device)
         gradients = gradients_for(model, loss, checks, public[1])
         self._gradients, self._loss = gradients, loss
@@ -237,7 +222,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         parameters = gradients.parameters
         self._shared_model = SharedModel(gradients.model, parameters=parameters)
         self._release = with_canaries(release, parameters)
-        self._view = CanaryView.of(self._release, parameters, MAX_COORDINATES)
+        self._view = CanaryView(self._release, parameters, MAX_COORDINATES)
         self._has_canary = has_canary[:MAX_COORDINATES]
         self._sampling = release.sampling
         self._charged_noise = self._view.charged_noise(self._release)
@@ -247,14 +232,8 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         unit, view = self._claim.step_length, self._view
         added = 0.0 if unit is None else self._noise_of_others(number, secure=secure)
 
-        def record(
-            batches: Sequence[np.ndarray | None],
-            released: Tensor,
-            used: Sequence[DpSgdMechanism | None],
-        ) -> None:
-            (batch,), (mechanism,) = batches, used
-            if batch is None or mechanism is None:
-                return
+        def record(batches: Sequence[Any], released: Tensor, used: Sequence[Any]) -> None:
+            (batch,), (mechanism,) = batches, used  # of the only member
             if unit is None:
                 bounds = mechanism.groups(parameters).bounds[view.groups]
                 seen = view.read(released[0], mechanism, bounds)
@@ -331,8 +310,7 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         features, targets = self._data if has_content else (part[:0] for part in self._data)
         key = StreamKey(federation.experiment.seed, self._client, number)
         steps = range(federation.plan.steps.whole_rounds[self._client] if has_content else 0)
-        part = self._plan.part
-        member = BlockMember(features, targets, key, steps, self._release, secure, part)
+        member = BlockMember(features, targets, key, steps, self._release, secure, self._plan.part)
         result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
         if (unit := self._claim.step_length) is None:

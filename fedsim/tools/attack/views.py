@@ -24,30 +24,30 @@ _MOST_EPSILON = 1e6
 
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
     """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction."""
-    pairs = (inside, outside), (outside, inside)
-    return max(_epsilon(shift, p, q, delta) for p, q in pairs)
 
+    def delta_is_exceeded(epsilon: float) -> bool:
+        pairs = (inside, outside), (outside, inside)
+        return any(_delta(shift, p, q, epsilon) > delta for p, q in pairs)
 
-def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
-    """Return ε of P = N(0, p²) over Q = N(shift, q²): the least with P(A) ≤ e^ε Q(A) + δ."""
     low, high = 0.0, 1.0
-    if _delta(shift, p, q, low) <= delta:
+    if not delta_is_exceeded(low):
         return 0.0
-    while _delta(shift, p, q, high) > delta:
+    while delta_is_exceeded(high):
         high *= 2.0
         if high > _MOST_EPSILON:
             return math.inf
     for _ in range(_STEPS):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if _delta(shift, p, q, middle) > delta else (low, middle)
+        low, high = (middle, high) if delta_is_exceeded(middle) else (low, middle)
     return high
 
 
 def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
 
-    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement. Below all
-    roots it has the sign of a, else of −b, else of c, and each root changes the sign.
+    Here P = N(0, p²) and Q = N(shift, q²). The log ratio is a x² + b x + c, so A is a half-line, an
+    interval or its complement. Below all roots it has the sign of a, else of −b, else of c; each
+    root changes the sign.
     """
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2
@@ -95,8 +95,7 @@ class UploadDistribution:
         outside, signals = seen.uploads[:, ~seen.is_member], seen.signals
         if not seen.is_fixed or signals.size < 2 or outside.size == 0:
             return None
-        noise = float(np.square(outside).mean())
-        return cls(float(signals.mean()), float(signals.var()), noise)
+        return cls(float(signals.mean()), float(signals.var()), float(np.square(outside).mean()))
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
         """Return the estimated ε of a sum of uploads with these factors and this noise variance."""
@@ -165,15 +164,12 @@ def views_of(
         charged.append(deviation**2)
     # The ratio of one client is that of all, since all have the same optimizer.
     ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
-    noise = [ratio * variance for variance in charged]
-    for client, given in known.items():
-        noise[client] = given.noise
+    noise = [known[k].noise if k in known else ratio * charge for k, charge in enumerate(charged)]
     weights = list(map(float, federation.plan.weights.values))
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
     views: dict[int, ObservedViews] = {}
-    for client, distribution in known.items():
-        delta = plans[client].delta
-        view = estimate_views(distribution, client, rounds, noise, weights, delta=delta)
+    for client, given in known.items():
+        view = estimate_views(given, client, rounds, noise, weights, delta=plans[client].delta)
         views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
     return views

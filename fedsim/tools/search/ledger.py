@@ -25,7 +25,11 @@ from fedsim.runs.inputs import PATTERN
 from fedsim.runs.records import LedgerField
 
 FILE = "search.jsonl"
-
+PATH = f"account/{FILE}"
+MARKER = "search.yaml"
+PUBLIC = "selected"
+ACCOUNT = "account"
+WORK = "account/work"
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -202,9 +206,6 @@ def _draw(searches: list[Search], record: Drawn) -> str | None:
     return None
 
 
-PATH = f"account/{FILE}"
-
-
 class SearchLedger:
     """The ledger of all searches in one directory; only one process at a time may use it.
 
@@ -246,12 +247,6 @@ class SearchLedger:
         problem = add_record(self.searches, record)
         if problem is not None:
             raise SearchLedgerError(f"{self._path}: record {number} ({record.record}): {problem}")
-
-
-MARKER = "search.yaml"
-PUBLIC = "selected"
-ACCOUNT = "account"
-WORK = "account/work"
 
 
 def check_search_directory(out: Path) -> None:

@@ -226,22 +226,22 @@ class _SearchRun:
     def _select_best(self) -> None:
         """Publish the best run, the earliest one if several are equal, and end the search."""
         current, drawn = self._current, self._current.drawn
-        folders = [run_folder(self._out, drawn.search, run) for run in range(drawn.runs)]
-        for run, folder in enumerate(folders):
-            if not _is_unchanged(folder, current.done[run]):
+        paths = [run_folder(self._out, drawn.search, run) for run in range(drawn.runs)]
+        directories = [RunDirectory(path) for path in paths]
+        for run, directory in enumerate(directories):
+            if not _is_unchanged(directory, current.done[run]):
                 self._withdraw("a run that had ended was changed or removed")
-        read = (RunDirectory(folder).read_json("summary.json") for folder in folders)
-        scores = [summary.get(drawn.metric) for summary in read]
-        folder = score = variant = None
+        scores = [one.read_json("summary.json").get(drawn.metric) for one in directories]
+        path = score = variant = None
         if scores:
             sign = -1.0 if metric_entry(drawn.metric).smaller_is_better else 1.0
             known = [-math.inf if one is None else sign * one for one in scores]  # None: infinite
             best = known.index(max(known))
-            folder, score = folders[best], scores[best]
+            path, score = paths[best], scores[best]
             variant = drawn.candidates[drawn.configurations[best]]
         end = Selected(search=drawn.search, variant=variant, files={})
         searches = (*self._ledger.searches[:-1], replace(current, end=end))
-        write_selected(self._out, searches, folder, score=score)
+        write_selected(self._out, searches, path, score=score)
         files = digests_of(public_folder(self._out, drawn.search))
         self._ledger.append(end.model_copy(update={"files": files}))
 
@@ -267,8 +267,7 @@ class _SearchRun:
         return SearchResult(self._out, folder, searches[-1].selected, content)
 
 
-def _is_unchanged(folder: Path, root: str) -> bool:
-    directory = RunDirectory(folder)
+def _is_unchanged(directory: RunDirectory, root: str) -> bool:
     try:
         manifest = read_manifest(directory)
     except RunDirectoryError:

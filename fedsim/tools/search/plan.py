@@ -16,11 +16,11 @@ from fedsim.comparison.load import LoadedComparison, LoadedVariant
 from fedsim.comparison.settings import SearchSettings
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble, refuse_overspending
+from fedsim.planning.alternatives import privacy_of
 from fedsim.runs.inputs import fingerprint
 from fedsim.tools.search.ledger import ClientCharge, SearchPlan
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
-
 _NOISE = ("noise_multiplier", "noise_multipliers")
 
 
@@ -74,12 +74,9 @@ def _plan_of(candidate: LoadedVariant, metric: str, search: SearchSettings) -> S
     refuse_overspending(federation)
     known = federation.test_metrics(federation.initial_arrays())
     if metric not in known:
-        raise SearchError(
-            f"select.metric: candidate {name!r} has no {metric}; it has {', '.join(known)}"
-        )
-    privacy, plans = federation.experiment.privacy, federation.plan.clients
-    if privacy is None or plans is None:
-        raise SearchError(f"candidate {name!r} has no privacy")
+        has = f"it has {', '.join(known)}"
+        raise SearchError(f"select.metric: candidate {name!r} has no {metric}; {has}")
+    privacy, plans = privacy_of(federation.experiment), federation.plan.clients or ()
     clients = []
     for client, plan in enumerate(plans):
         ledger = PrivacyLedger.of(plan.release.charges(0, plan.steps_to_take))

@@ -17,7 +17,7 @@ from fedsim.planning.projection import plan_experiment
 from fedsim.runs.runner import run_experiment
 from fedsim.tools.advice import ranking
 from fedsim.tools.advice.advice import Advice, advise_experiment
-from fedsim.tools.advice.noise import Schedules, noise_to_signal, plausible_tasks
+from fedsim.tools.advice.noise import PLAUSIBLE_TASKS, Schedules, noise_to_signal
 
 DATA = """
 import numpy as np
@@ -301,13 +301,13 @@ def schedules(**changed: float) -> Schedules:
     ids=lambda one: " ".join(one),
 )
 def test_the_predicted_error_grows_with_each_of_its_causes(worse: dict[str, float]) -> None:
-    for task in plausible_tasks():
+    for task in PLAUSIBLE_TASKS:
         assert noise_to_signal(schedules(**worse), task) > noise_to_signal(schedules(), task)
 
 
 def test_noise_grows_as_in_a_simulated_contraction() -> None:
     """Noise of the closed form against 4,000 noisy descents on one quadratic."""
-    task = plausible_tasks()[4]
+    task = PLAUSIBLE_TASKS[4]
     rng, h, steps = np.random.default_rng(0), task.curvature * 4.0, 30
     curvatures = task.spread ** np.linspace(1.0, 0.0, 6)
     walk = np.zeros((4000, 6))
