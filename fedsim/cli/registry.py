@@ -30,7 +30,7 @@ OPTIONS = ByName[Callable[..., Any]](
         "why not plan --advise": "fedsim.tools.advice:why_not_advised",
         "compare --select": "fedsim.tools.search.perform:perform",
         "verify --replay": "fedsim.tools.replay:replay_run",
-        "verify of a search": "fedsim.tools.search.outputs:verify_if_search",
+        "verify of a search": "fedsim.tools.search.verify:verify_if_search",
     }
 )
 """Options of core commands that a tool implements, by command and option."""

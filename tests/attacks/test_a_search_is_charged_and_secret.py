@@ -32,9 +32,10 @@ from fedsim.tools.search.ledger import (
     SearchLedgerError,
     SearchPlan,
 )
-from fedsim.tools.search.outputs import figure_of, verify_search
+from fedsim.tools.search.outputs import figure_of
 from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
 from fedsim.tools.search.plan import SearchError, common_charges
+from fedsim.tools.search.verify import verify_search
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
 DATA = "0" * 16 + ":" + "2" * 64

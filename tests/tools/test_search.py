@@ -17,8 +17,8 @@ from fedsim.core.errors import FedsimError
 from fedsim.experiment import ExperimentError
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.tools.search.ledger import SearchLedger
-from fedsim.tools.search.outputs import verify_search
 from fedsim.tools.search.plan import SearchError, plan_search
+from fedsim.tools.search.verify import verify_search
 
 BASE = """\
 name: tiny

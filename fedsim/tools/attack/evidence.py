@@ -95,9 +95,11 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
     squares, half = float(np.vdot(values, values)), values.size / 2.0
-    low = math.sqrt(squares / (2.0 * float(gammainccinv(half, miss))))
-    high = math.sqrt(squares / (2.0 * float(gammaincinv(half, miss))))
-    return Interval(math.sqrt(squares / values.size), low, high)
+    return Interval(
+        math.sqrt(squares / values.size),
+        math.sqrt(squares / (2.0 * float(gammainccinv(half, miss)))),
+        math.sqrt(squares / (2.0 * float(gammaincinv(half, miss)))),
+    )
 
 
 def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
