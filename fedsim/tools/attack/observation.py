@@ -184,13 +184,17 @@ class _Rounds(ABC, Generic[M]):
         if self._claim.against == "models":
             seed = None if secure else experiment.seed
             total += ServerDraws(federation, parameters.size, seed=seed).of_round(number)
+        members = list[BlockMember]()
         for client in self._claim.others:
             release = plans[client].release_as(SummedMechanism).for_model(parameters)
             key = StreamKey(experiment.seed, client, number)
             steps = release.steps_of_round(range(1), range(1), has_examples=False)
-            member = BlockMember(*none, key, steps, release, secure, self._plan.part)
-            block = block_of(self._shared_model, self._loss, self._gradients, self._local, [member])
-            total += block.train().values[0].double()
+            members.append(BlockMember(*none, key, steps, release, secure, self._plan.part))
+        gradients, model = self._gradients, self._shared_model
+        together = gradients is not None and gradients.stacks and members  # many times as fast
+        for block in [members] if together else [[member] for member in members]:
+            trained = block_of(model, self._loss, gradients, self._local, block).train()
+            total += trained.values.double().sum(0)
         return total
 
 

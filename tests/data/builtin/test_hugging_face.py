@@ -54,14 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    import datasets
+    from datasets import config
 
     def refuse(*args: object) -> None:
         raise AssertionError("the network was used")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     cache = tmp_path_factory.getbasetemp() / "hf_cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", cache)
 
 
 def load(folder: Path, group: str | None = None, **args: Any) -> Dataset:
