@@ -36,7 +36,7 @@ class Profile:
     of the best test of N(0, 1) against N(μ, 1). `mu` is None if no useful μ exists.
     """
 
-    client: int  # whose ledger it is; 0 if no client is named
+    client: int  # with this ledger; `ledger_profile` knows no client and sets 0
     epsilon: float  # of the ledger at `delta`
     delta: float  # of the guarantee
     curve: tuple[tuple[float, float], ...]  # pairs (ε, δ), ascending; each holds for the releases
@@ -72,7 +72,7 @@ class Profile:
         if self.mu is None:
             return bounds
         best = (gaussian_true_positive_rate(self.mu, rate) for rate in false_positive_rates)
-        return [min(bound, rate + self.slack) for bound, rate in zip(bounds, best, strict=True)]
+        return [min(bound, power + self.slack) for bound, power in zip(bounds, best, strict=True)]
 
     @cached_property
     def _growths(self) -> tuple[np.ndarray, np.ndarray]:

@@ -53,6 +53,11 @@ class StorageError(FedsimError, OSError):
     """Raised if reading or writing a file fails; the message says which content is kept."""
 
 
+def one_line(error: Exception) -> str:
+    """Return the message of an error as one line, or its class if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def os_error_text(error: OSError) -> str:
     """Return the operating system's text for an error, without error number and file name."""
     return error.strerror or str(error) or type(error).__name__

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedsim.core.errors import raised_as
+from fedsim.core.errors import one_line, raised_as
 from fedsim.core.limits import machine_bytes
 from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.file_names import DATA_SUFFIXES, TABLE_SUFFIXES, quoted, unknown_name
@@ -118,8 +118,7 @@ def readable(path: Path, way: str = "") -> Iterator[None]:
         *(OSError, EOFError, ValueError, MemoryError, RuntimeError, NotImplementedError),
         *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
     ) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path}: cannot be read{way}: {reason}") from error
+        raise DataError(f"{path}: cannot be read{way}: {one_line(error)}") from error
 
 
 def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedsim.core.errors import raised_as
+from fedsim.core.errors import one_line, raised_as
 from fedsim.core.formatting import dtype_text
 from fedsim.core.limits import MAX_PARAMETERS
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
@@ -196,9 +196,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
     except (OSError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
         raise ModelError(
-            f"model.init: {path} cannot be read as safetensors: {reason}; write it with "
+            f"model.init: {path} cannot be read as safetensors: {one_line(error)}; write it with "
             "safetensors.torch.save_file(model.state_dict(), path)"
         ) from error
 

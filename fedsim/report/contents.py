@@ -321,7 +321,7 @@ def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Return the content of a run directory; without result files it is a RunDirectoryError."""
+    """Return the content of a run; one without result files raises a RunDirectoryError."""
     contents = RunContents(directory)
     _ = contents.summary, contents.privacy, contents.rounds, contents.environment
     return contents

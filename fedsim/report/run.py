@@ -19,7 +19,7 @@ from fedsim.tracking.callbacks import RunCallback
 def render_head(path: Path) -> str:
     """Return the headline figures and the guarantee of a run as a piece of HTML, for any page.
 
-    All text from files is escaped. Without result files it is a RunDirectoryError.
+    All text from files is escaped. A run without result files raises a RunDirectoryError.
     """
     head = headlines(read_contents(RunDirectory.open(path)))
     return render_page("head.html.jinja", {**head, "report": (path / "report.html").as_posix()})

@@ -59,7 +59,7 @@ def print_sentence(console: Console, text: str, style: str | None = None) -> Non
 
 _MAX_WIDTH_CHARACTERS = 1000
 _MAX_NAME_CHARS = 30
-MAX_TABLE_CLIENTS = 25
+_MAX_TABLE_CLIENTS = 25
 _Client = TypeVar("_Client")
 _ADVICE = (
     "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
@@ -102,7 +102,7 @@ def print_table(console: Console, table: Table) -> None:
 def most_spent(clients: Sequence[_Client], epsilons: Sequence[float]) -> list[_Client]:
     """Return the 25 clients with the largest ε, in the order of `clients`."""
     falling = sorted(range(len(clients)), key=lambda place: -epsilons[place])
-    return [clients[place] for place in sorted(falling[:MAX_TABLE_CLIENTS])]
+    return [clients[place] for place in sorted(falling[:_MAX_TABLE_CLIENTS])]
 
 
 def client_text(client: int, name: str | None) -> str:

@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import INTERRUPTED, Phases
-from fedsim.core.errors import StorageError, describe_os_error
+from fedsim.core.errors import StorageError, describe_os_error, one_line
 from fedsim.experiment import ExperimentError, LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.apps import client_app, server_app
@@ -244,8 +244,7 @@ class _Recorder:
             except OSError as error:
                 self._end("failed", describe_os_error(error), error)
             except Exception as error:  # noqa: BLE001  raised when the files are written
-                reason = " ".join(str(error).split()) or type(error).__name__
-                self._end("failed", reason, error)
+                self._end("failed", one_line(error), error)
             finally:
                 callback.ended()
 

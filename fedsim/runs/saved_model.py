@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedsim.core.errors import one_line
 from fedsim.core.metrics import TASK_OF_LOSS
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.python_objects import is_object_name, object_of
@@ -163,10 +164,9 @@ def _load_values(model: nn.Module, values: Mapping[str, torch.Tensor], path: Pat
             "the file of model.init; base is the directory that its path starts in"
         ) from error
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
         raise ModelError(
             f"{path}: the weights do not fit the model of the experiment, so it is another one "
-            f"than was trained: {reason}"
+            f"than was trained: {one_line(error)}"
         ) from error
 
 

@@ -20,7 +20,7 @@ import fedsim
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
-from fedsim.core.errors import FedsimError, InputError
+from fedsim.core.errors import FedsimError, InputError, one_line
 from fedsim.core.python_objects import file_instead, is_object_name
 from fedsim.experiment import load_experiment
 from fedsim.federation.apps import client_app, server_app
@@ -96,9 +96,8 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
     except ReplayImpossibleError:
         raise
     except InputError as error:
-        text = " ".join(str(error).split())
         hint = "--base names the directory in which the experiment's relative paths start"
-        raise ReplayImpossibleError(f"{text}; {hint}") from error
+        raise ReplayImpossibleError(f"{one_line(error)}; {hint}") from error
     try:
         refuse_other_inputs(directory.read_inputs(), federation)
     except RunDirectoryError as error:

@@ -174,7 +174,7 @@ def _tables(settings: PrivacySettings, rows: Sequence[Mapping[str, Any]]) -> Map
 
 
 def _unread_rates(settings: PrivacySettings) -> set[str]:
-    """Return the groups whose sampling rates are in a csv file, which is not part of the run."""
+    """Return the groups with sampling rates from a csv file; that file is not in the run."""
     return {name for name, entry in settings.clients.items() if "sampling_rate" in entry.columns}
 
 
