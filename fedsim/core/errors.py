@@ -58,6 +58,13 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def follows_interrupt(error: BaseException | None) -> bool:
+    """Whether an error follows from Ctrl-C: some libraries raise one of their own in its place."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def os_error_text(error: OSError) -> str:
     """Return the operating system's text for an error, without error number and file name."""
     return error.strerror or str(error) or type(error).__name__

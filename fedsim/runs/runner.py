@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import INTERRUPTED, Phases
-from fedsim.core.errors import StorageError, describe_os_error, one_line
+from fedsim.core.errors import StorageError, describe_os_error, follows_interrupt, one_line
 from fedsim.experiment import ExperimentError, LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.apps import client_app, server_app
@@ -241,10 +241,12 @@ class _Recorder:
                     self._append(error.report)
                     callback.round_finished(error.report.to_json())
                 self._end("failed", str(error), error)
-            except OSError as error:
-                self._end("failed", describe_os_error(error), error)
-            except Exception as error:  # noqa: BLE001  raised when the files are written
-                self._end("failed", one_line(error), error)
+            except Exception as error:  # raised when the files are written
+                if follows_interrupt(error):
+                    raise KeyboardInterrupt from error
+                is_of_system = isinstance(error, OSError)
+                reason = describe_os_error(error) if is_of_system else one_line(error)
+                self._end("failed", reason, error)
             finally:
                 callback.ended()
 

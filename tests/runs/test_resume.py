@@ -1,7 +1,7 @@
 """A run that is interrupted continues to the same end, and never un-spends."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,23 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     result = run_experiment(experiment, out=tmp_path / "r", resume=True)
     assert [row["round"] for row in result.rounds] == [1, 2, 3, 4]
     assert_equal_runs(whole, tmp_path / "r")
+
+
+def test_an_error_that_a_library_made_of_ctrl_c_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], RunCallback], tmp_path: Path
+) -> None:
+    callback = stop_after(1)
+    interrupt = callback.round_finished
+
+    def error_of_a_library(row: Mapping[str, Any]) -> None:
+        try:
+            interrupt(row)
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    monkeypatch.setattr(callback, "round_finished", error_of_a_library)
+    result = run_experiment(EXPERIMENT, out=tmp_path / "r", callback=callback)
+    assert (result.status, len(result.rounds)) == ("interrupted", 1)
 
 
 def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
