@@ -9,7 +9,7 @@ the time of a round grows with its participants and the groups, not with all cli
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ class ClientLedgers:
             group = self._groups[kind] = _Group(kind, spend.ledger)
         group.clients += 1
         self._group_of[spend.client] = group
-        self._spends[spend.client] = replace(spend, ledger=group.ledger)
+        self._spends[spend.client] = spend.changed(ledger=group.ledger)
 
     def _leave(self, group: _Group) -> None:
         """Take a client out of a group, and forget a group without clients."""

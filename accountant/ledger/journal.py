@@ -130,7 +130,7 @@ class Charge:
         if any(type(n) is not int for n in numbers) or any(type(t) is not str for t in texts):
             raise TypeError("client, round and steps must be whole numbers, hashes must be text")
 
-    @property
+    @cached_property
     def _texts(self) -> tuple[str, str, tuple[str, str], tuple[str, str] | None]:
         """The request, the previous hash and both ledgers as JSON."""
         second = None if self.against_server is None else _json_of(self.against_server.entries)
@@ -221,7 +221,7 @@ class FileJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._name = path, str(path)
         self._offset = 0
         self._chains: dict[int, _Chain] = {}
         self._write_error: str | None = None
@@ -306,7 +306,7 @@ class FileJournal:
 
     def _refresh(self) -> None:
         try:
-            size = self._path.stat().st_size
+            size = os.stat(self._name).st_size  # a client asks each round, and `Path.stat` is slow
         except FileNotFoundError:
             return
         if size != self._offset:
