@@ -12,6 +12,7 @@ With correlated noise the whole run is one event, charged before a client's firs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -131,7 +132,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
         The release is the noisy update and, under adaptive clipping, the noisy clipping bit.
         """
-        return group_noise_multiplier(self._part_multipliers())
+        return group_noise_multiplier(self._part_multipliers)
 
     @property
     def sampling_rate(self) -> float:
@@ -326,9 +327,10 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return replace(self, max_update_norm=check_bound(clip_norm))
 
     def _release(self, noise_factor: float) -> Event:
-        parts = tuple(noise_factor * multiplier for multiplier in self._part_multipliers())
+        parts = tuple(noise_factor * multiplier for multiplier in self._part_multipliers)
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
+    @cached_property
     def _part_multipliers(self) -> tuple[float, ...]:
         """Return the noise multipliers of update and bit that are left after rounding.
 

@@ -286,11 +286,11 @@ class _SgdBlock(Block):
         else:
             sums = self.values.new_empty(self.places, self.values.shape[1])
             for members, padded in self._reader.packed(batches, self.places, self.step_number):
-                index = torch.tensor([*members, *[0] * (self.places - len(members))])
+                filled = len(members)
+                index = torch.tensor([*members, *[0] * (self.places - filled)])
                 index = index.to(self.values.device)
                 self._add_sums(self.values[index], padded, shares[index], sums.zero_())
-                for member, added in zip(members, sums):  # noqa: B905  places may be left over
-                    total[member] += added
+                total.index_put_((index[:filled],), sums[:filled], accumulate=True)
         self.use_gradients(slice(0, len(batches)), total)
 
     def _add_sums(self, values: Tensor, padded: PaddedBatch, shares: Tensor, into: Tensor) -> None:
