@@ -60,9 +60,13 @@ def one_line(error: Exception) -> str:
 
 def follows_interrupt(error: BaseException | None) -> bool:
     """Whether an error follows from Ctrl-C: some libraries raise one of their own in its place."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    seen = set[int]()  # an error may be its own cause, as after `raise error from error`
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__context__ if error.__cause__ is None else error.__cause__
+    return False
 
 
 def os_error_text(error: OSError) -> str:
