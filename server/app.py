@@ -400,7 +400,9 @@ def _update_norm(
         return None
     old, new = to_numpy(before), result.values
     steps = [np.subtract(new[name], old[name], dtype=np.float64) for name in sorted(parameters)]
-    return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in steps))
+    # Not by dot products: numpy's matrix library would start threads, which then wait busily, and
+    # the result would depend on their number.
+    return math.sqrt(math.fsum(float(np.square(step).sum()) for step in steps))
 
 
 def _unmoved(

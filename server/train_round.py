@@ -235,7 +235,8 @@ class TrainRound:
             raise ProtocolError(
                 f"answered after {answer.delay:g} s, past the deadline of {setup.deadline:g} s"
             )
-        contribution = self._contribution(client, answer)
+        planned = setup.steps.charged_steps(client, self.round_number)
+        contribution = self._contribution(client, answer, planned)
         with plugin_calls("federation.strategy failed", raises=FederationError):
             factor = float(setup.algorithm.weight(contribution))
             if not 0.0 <= factor < math.inf:
@@ -244,18 +245,23 @@ class TrainRound:
         aggregator.add(client, changed)
         self._contributions[client] = contribution
         taken = None if answer.spend is None else answer.spend.round_steps
-        if taken is not None and taken < setup.steps.charged_steps(client, self.round_number):
+        if taken is not None and taken < planned:
             self._shortened[client] = taken
 
-    def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
+    def _contribution(self, client: int, answer: ClientAnswer, planned: int) -> Contribution:
         """Return a client's weight, steps and declared numbers, which the algorithm uses.
+
+        Args:
+            client: the client's number.
+            answer: the client's reply.
+            planned: number of steps that the client is charged for if its budget allows them.
 
         Raises:
             ProtocolError: a number that the algorithm declares is missing or not finite.
         """
         setup, number = self._setup, self.round_number
         steps = setup.steps.local_steps(client, number)
-        if answer.spend is not None and setup.steps.charged_steps(client, number) == steps:
+        if answer.spend is not None and planned == steps:
             steps = answer.spend.round_steps  # charged by the step
         given = answer.numbers if isinstance(answer, TrainReply) else {}
         names = setup.algorithm.private_numbers()

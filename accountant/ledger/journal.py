@@ -67,26 +67,35 @@ class Charge:
     previous: str
     against_server: PrivacyLedger | None = None
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """SHA-256 of the record in hexadecimal; it chains the client's next record to this one."""
-        request, previous, (_, records), second = self._texts
-        other = "" if second is None else f'"against_server":{second[1]},'
-        text = (
-            f'{{{other}"client":{self.client},"ledger":{records},"previous":{previous},'
-            f'"request":{request},"round":{self.round_number},"steps":{self.steps}}}'
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self._hash_and_line[0]
 
     def to_line(self) -> str:
         """Return the record as one line of JSON."""
-        request, previous, (records, _), second = self._texts
-        other = "" if second is None else f'"against_server":{second[0]},'
-        return (
+        return self._hash_and_line[1]
+
+    @cached_property
+    def _hash_and_line(self) -> tuple[str, str]:
+        request, previous = _COMPACT.encode(self.request), _COMPACT.encode(self.previous)
+        records, sorted_records = _json_of(self.ledger.entries)
+        other = sorted_other = ""
+        if self.against_server is not None:
+            written, in_order = _json_of(self.against_server.entries)
+            other, sorted_other = f'"against_server":{written},', f'"against_server":{in_order},'
+        text = (
+            f'{{{sorted_other}"client":{self.client},"ledger":{sorted_records},'
+            f'"previous":{previous},"request":{request},"round":{self.round_number},'
+            f'"steps":{self.steps}}}'
+        )
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        line = (
             f'{{"client":{self.client},"round":{self.round_number},"request":{request},'
             f'"steps":{self.steps},"ledger":{records},{other}"previous":{previous},'
-            f'"hash":"{self.hash}"}}\n'
+            f'"hash":"{digest}"}}\n'
         )
+        return digest, line
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> Self:
@@ -130,13 +139,6 @@ class Charge:
         if any(type(n) is not int for n in numbers) or any(type(t) is not str for t in texts):
             raise TypeError("client, round and steps must be whole numbers, hashes must be text")
 
-    @cached_property
-    def _texts(self) -> tuple[str, str, tuple[str, str], tuple[str, str] | None]:
-        """The request, the previous hash and both ledgers as JSON."""
-        second = None if self.against_server is None else _json_of(self.against_server.entries)
-        request, previous = _COMPACT.encode(self.request), _COMPACT.encode(self.previous)
-        return request, previous, _json_of(self.ledger.entries), second
-
 
 @lru_cache(maxsize=1024)
 def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
@@ -153,12 +155,16 @@ def _ledger_of(records: object) -> PrivacyLedger:
     return PrivacyLedger.from_text(_COMPACT.encode(records))
 
 
-def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return the sum of a client's charges as one ledger.
+def total_of(charges: Iterable[Charge], before: PrivacyLedger | None = None) -> PrivacyLedger:
+    """Return the sum of a client's charges as one new ledger.
 
     The ledger is against the adversary for which the client's ε is claimed.
+
+    Args:
+        charges: the charges, oldest first.
+        before: ledger of the client's earlier charges; None if there are none.
     """
-    total = PrivacyLedger()
+    total = PrivacyLedger() if before is None else PrivacyLedger().merge(before)
     for charge in charges:
         total.merge(charge.ledger)
     return total

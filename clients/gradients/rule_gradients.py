@@ -388,15 +388,16 @@ def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
     If a linear layer is called several times, as in a recurrent cell, its calls become one call on
     a longer sequence. For other layers, the gradients of the calls are added.
     """
+    result = {index: use for use in uses for index in use.parameters}
+    if len(result) == sum([len(use.parameters) for use in uses]):  # each is used once
+        return result
     used: dict[int, list[ExampleUse]] = {}
     for use in uses:
         for index in use.parameters:
             used.setdefault(index, []).append(use)
-    result: dict[int, ExampleUse] = {}
     joined: dict[tuple[int, ...], LinearUse] = {}
     for index, several in used.items():
         if len(several) == 1:
-            result[index] = several[0]
             continue
         linear = [use for use in several if isinstance(use, LinearUse)]
         if len(linear) == len(several) and len({tuple(u.parameters) for u in linear}) == 1:

@@ -196,15 +196,14 @@ class _SgdBlock(Block):
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
         with self._keyed_draws():
             for step in range(max(ends)):
-                active = [step < end for end in ends]
                 batches = [
-                    next(batches) if batches and on else None
-                    for batches, on in zip(self._batches, active, strict=True)
+                    next(batches) if batches and step < end else None
+                    for batches, end in zip(self._batches, ends, strict=True)
                 ]
-                used = self.mechanisms
+                used = () if on_step is None else self.mechanisms
                 self.step_number = step
                 self._place = self.gradients.begin_step(self._round_number, step, self.values)
-                self.take_step(active, batches)
+                self.take_step(batches)
                 if on_step is not None:
                     on_step(batches, self.released, used)
                 if self.sends_releases:
@@ -270,12 +269,12 @@ class _SgdBlock(Block):
             self._rule.change_(gradients, values, self._start[clients], sent)
         optimizer.step([values if self._place is None else values[:, self._place]], [gradients])
 
-    def take_step(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
+    def take_step(self, batches: Sequence[np.ndarray | None]) -> None:
         """Compute the members' gradients of a step, and use them.
 
         Args:
-            active: whether each member takes this step.
-            batches: indices of the examples in each member's batch; None where it is not active.
+            batches: indices of the examples in each member's batch; None for a member that does not
+                take this step.
         """
         sizes = [1 if batch is None else max(1, len(batch)) for batch in batches]
         shares = torch.tensor(sizes).to(self.values).reciprocal_()
@@ -319,6 +318,11 @@ class _DpSgdBlock(_SgdBlock):
         super().__init__(shared_model, gradients, local, members, rows, rule)
         self._mechanisms = [None if m is None else m.mechanism for m in members]
         self._noises = [None if m is None else self._noise_of(m) for m in members]
+        self._added = [  # to gradients
+            noise if mechanism is not None and mechanism.noise_multiplier else None
+            for noise, mechanism in zip(self._noises, self._mechanisms, strict=True)
+        ]
+        self._adapts = any(norm is not None for norm in self.adapted_clip_norms())
         present = [member for member in members if member is not None]
         self.sends_releases = any(member.part is not None for member in present)
         fits = all(member.part is not None and len(member.steps) == 1 for member in present)
@@ -376,22 +380,22 @@ class _DpSgdBlock(_SgdBlock):
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
 
-    def take_step(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
+    def take_step(self, batches: Sequence[np.ndarray | None]) -> None:
         """Compute the active members' noisy releases of a step, and use them.
 
         Args:
-            active: whether each member takes this step.
-            batches: indices of the examples in each member's batch; None where it is not active.
+            batches: indices of the examples in each member's batch; None for a member that does not
+                take this step.
         """
         noises = [
-            noise if on and mechanism is not None and mechanism.noise_multiplier else None
-            for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
+            None if batch is None else noise
+            for batch, noise in zip(batches, self._added, strict=True)
         ]
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         self._sums.begin([0 if batch is None else len(batch) for batch in batches])
         step = PrivateStep(self._terms, self._sums, self._into, noises, self.use_gradients)
         norms = step.take(partial(self.gradients.clipped, self.values), padded_batches)
-        if any(norm is not None for norm in self.adapted_clip_norms()):
+        if self._adapts:
             self._adapt(batches, norms.statistics())
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:

@@ -155,7 +155,7 @@ class _Words(ISeedSequence):
 _NONCE_BYTES = 12
 _FIRST_BLOCK = (2).to_bytes(4, "big")  # GCM needs blocks 0 and 1 for its tag
 _SEGMENT_BYTES = 1 << 35  # GCM allows less than 2^36 bytes under one nonce
-_ZEROS = memoryview(bytes(1 << 17))  # the plaintext, of a size that stays in the cache
+_ZEROS = memoryview(bytes(1 << 18))  # the plaintext, of a size that stays in the cache
 
 
 class Keystream:
@@ -170,19 +170,20 @@ class Keystream:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._written = 0
+        self._segments = self._left = 0  # nonces used, and bytes left under the last one
 
     def write(self, into: memoryview) -> None:
         """Overwrite a buffer with the next bytes of the stream."""
         while into:
-            segment, position = divmod(self._written, _SEGMENT_BYTES)
-            if position == 0:
-                nonce = segment.to_bytes(_NONCE_BYTES, "big")
+            if not self._left:
+                nonce = self._segments.to_bytes(_NONCE_BYTES, "big")
                 self._cipher = _cipher(self._key, nonce, gcm=_gcm_is_faster())
-            part = into[: min(len(_ZEROS), _SEGMENT_BYTES - position)]
-            self._cipher.update_into(_ZEROS[: len(part)], part)
-            self._written += len(part)
-            into = into[len(part) :]
+                self._segments, self._left = self._segments + 1, _SEGMENT_BYTES
+            part = into[: min(len(_ZEROS), self._left)]
+            size = len(part)
+            self._cipher.update_into(_ZEROS[:size], part)
+            self._left -= size
+            into = into[size:]
 
 
 def _cipher(key: bytes, nonce: bytes, *, gcm: bool) -> CipherContext | AEADEncryptionContext:

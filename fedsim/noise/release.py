@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ LEAST_VALUES = 1 << 24
 """Number of released values above which the start-up of numba, about a second, pays off."""
 
 Kernel = Callable[..., Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,15 @@ def release_(
     """
     if scales is None:
         scales = Scales(sums.new_ones(len(sums), 1, dtype=torch.float64), (sums.shape[1],))
-    compiled = _kernel_for(sums, into)
-    for rows in _row_blocks(noises, sums.shape[1]):
-        streams = keystreams_of(noises[rows]) if compiled is not None else None
-        block = sums[rows], scales.of_rows(rows), into[rows]
+    compiled, most = _kernel_for(sums, into), max(1, _BLOCK_VALUES // max(1, sums.shape[1]))
+    for has_noise, run in equal_runs([noise is not None for noise in noises]):
+        streams = keystreams_of(noises[run]) if has_noise and compiled is not None else None
         if compiled is not None and streams is not None:
-            release_rows(compiled, streams, *block)
-        else:
-            _release_block(noises[rows], *block)
+            release_rows(compiled, streams, sums[run], scales.of_rows(run), into[run])
+            continue
+        for start in range(run.start, run.stop, most):
+            rows = slice(start, min(start + most, run.stop))
+            _release_block(noises[rows], sums[rows], scales.of_rows(rows), into[rows])
 
 
 def _kernel_for(sums: Tensor, into: Tensor) -> Kernel | None:
@@ -118,17 +120,16 @@ def _noisy(block: Tensor, sources: Sequence[NoiseSource]) -> Tensor:
     return drawn.add_(block.round_().clamp_(-SATURATION, SATURATION))
 
 
-def _row_blocks(noises: Sequence[NoiseSource | None], width: int) -> Iterator[slice]:
-    """Yield slices of successive rows that all have noise, or all have none."""
-    most, start = max(1, _BLOCK_VALUES // max(1, width)), 0
-    for row in range(1, len(noises) + 1):
-        whole = row == len(noises) or row - start == most
-        if whole or (noises[row] is None) != (noises[start] is None):
-            yield slice(start, row)
-            start = row
+def equal_runs(values: Iterable[T]) -> Iterator[tuple[T, slice]]:
+    """Yield the runs of equal successive values, as pairs of the value and the run's slice."""
+    start = 0
+    for value, run in groupby(values):
+        stop = start + len(tuple(run))
+        yield value, slice(start, stop)
+        start = stop
 
 
-_BLOCK_VALUES = 1 << 17
+_BLOCK_VALUES = 1 << 17  # a multiple of CHUNK_VALUES
 
 
 class Demand:
@@ -194,19 +195,21 @@ def release_rows(
         scales: lengths of a grid step.
         into: the result (K, n), contiguous; it must not share memory with `sums`.
     """
-    size = min(sums.numel(), CHUNK_VALUES)
-    words, chosen = np.empty(BYTES * size, np.uint8), np.empty(_BLOCK, np.int32)
+    size = min(sums.numel(), _BLOCK_VALUES)
+    words, chosen = np.empty(BYTES * size, np.uint8), np.empty(_PICKS, np.int32)
     undecided = np.empty(size, np.int64)
     stops, lengths = np.array(scales.stops), scales.lengths.numpy()
     before, after = sums.numpy(), into.numpy()
     fixed = _packed(), chosen, before, stops, lengths, after, undecided
-    for rows, columns in chunks(*sums.shape):
+    for rows, columns in chunks(*sums.shape, _BLOCK_VALUES):
         pairs, n = streams[rows], columns.stop - columns.start
         drawn = random_words([stream for stream, _ in pairs], n, words)
         count = compiled(drawn, rows.start, columns.start, *fixed)
         for place in undecided[:count]:  # once in 2¹⁹ values
             row, at = divmod(int(place), n)
-            noise = _decided(drawn[row], at, pairs[row][1])
+            begin = at - at % CHUNK_VALUES
+            chunk = drawn[row, BYTES * begin : BYTES * (begin + CHUNK_VALUES)]
+            noise = _decided(chunk, at - begin, pairs[row][1])
             row, at = row + rows.start, at + columns.start
             whole = min(max(np.rint(np.float64(before[row, at])), -SATURATION), SATURATION)
             part = np.searchsorted(stops, at, side="right")
@@ -240,37 +243,42 @@ def _release(
     into: np.ndarray,
     undecided: np.ndarray,
 ) -> int:
-    """Write scaled noisy sums of a chunk to `into`, and return how many draws are undecided.
+    """Write scaled noisy sums to `into`, and return how many draws are undecided.
 
     A draw is undecided if the 19 bits of its word equal those of the threshold.
 
     Args:
-        words: random words of k rows of n values (k, 12 · n), as in `spline`.
-        first_row: number of the chunk's first row in `sums`.
-        first: number of the chunk's first column in `sums`.
+        words: random words of k rows of n values (k, 12 · n), chunk after chunk, as in `spline`.
+        first_row: number of the first of these rows in `sums`.
+        first: number of the first of these columns in `sums`, a multiple of `CHUNK_VALUES`.
         packed: the table of centres.
         chosen: memory for the entries of the table for some values at once.
         sums: sums (K, d).
         stops: end of each part of the columns that has one scale.
         lengths: scale of each row and part (K, parts).
         into: the result (K, d).
-        undecided: memory (k · n,) for the places row · n + column, in the chunk, of these draws.
+        undecided: memory (k · n,) for the places row · n + column, in `words`, of these draws.
     """
     # Numba promotes 32-bit integers to 64 bits, which halves the SIMD lanes: so results are cast.
-    count, n = 0, words.shape[1] // 12
+    count, size = 0, words.shape[1] // 12
     for row in range(words.shape[0]):
-        line = words[row]
         part, start = 0, 0
-        while start < n:
+        while start < size:
             while stops[part] <= first + start:
                 part += 1
-            stop = min(start + chosen.shape[0], n, stops[part] - first)
+            chunk = start - start % CHUNK_VALUES
+            n = min(CHUNK_VALUES, size - chunk)
+            stop = min(start + chosen.shape[0], chunk + n, stops[part] - first)
             scale = lengths[first_row + row, part]
-            picks = line[: 4 * n].view(np.uint32)[start:stop]
-            u1 = line[4 * n : 6 * n].view(np.uint16)[start:stop]
-            u2 = line[6 * n : 8 * n].view(np.uint16)[start:stop]
-            u3 = line[8 * n : 10 * n].view(np.uint16)[start:stop]
-            u4 = line[10 * n :].view(np.uint16)[start:stop]
+            line, seen = (
+                words[row, 12 * chunk : 12 * (chunk + n)],
+                slice(start - chunk, stop - chunk),
+            )
+            picks = line[: 4 * n].view(np.uint32)[seen]
+            u1 = line[4 * n : 6 * n].view(np.uint16)[seen]
+            u2 = line[6 * n : 8 * n].view(np.uint16)[seen]
+            u3 = line[8 * n : 10 * n].view(np.uint16)[seen]
+            u4 = line[10 * n :].view(np.uint16)[seen]
             total = sums[first_row + row][first + start : first + stop]
             out = into[first_row + row][first + start : first + stop]
             for i in range(stop - start):
@@ -291,13 +299,13 @@ def _release(
             if equal != 0:
                 for i in range(stop - start):
                     if (np.int32(picks[i]) ^ chosen[i]) & np.int32(0x7FFFF) == 0:
-                        undecided[count] = row * n + start + i
+                        undecided[count] = row * size + start + i
                         count += 1
             start = stop
     return count
 
 
-_BLOCK = 1 << 12  # values, of which the entries of the table stay in the fastest cache
+_PICKS = 1 << 12  # values, of which the entries of the table stay in the fastest cache
 _OFFSET = (ZERO_COLUMN << UNIFORM_BITS) + 2 * ((1 << UNIFORM_BITS) - 1)
 
 

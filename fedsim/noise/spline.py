@@ -171,24 +171,25 @@ def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray
         into: array (rows, cols), float64, to overwrite.
     """
     memory = Memory.of(into.size)
-    for rows, columns in chunks(*into.shape):
+    for rows, columns in chunks(*into.shape, CHUNK_VALUES):
         pairs = streams[rows]
         count = columns.stop - columns.start
         words = random_words([stream for stream, _ in pairs], count, memory.words)
         spline_integers(words, lambda row, pairs=pairs: pairs[row][1], into[rows, columns], memory)
 
 
-def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices (rows, columns) that cut a table into chunks of at most `CHUNK_VALUES` values.
+def chunks(rows: int, cols: int, most: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices (rows, columns) that cut a table into parts of at most `most` values.
 
-    A chunk consists of whole rows if a row has at most that many values.
+    A part consists of whole rows if a row has at most that many values.
 
     Args:
         rows: number of rows of the table.
         cols: number of columns.
+        most: largest number of values of a part.
     """
-    width = min(max(1, cols), CHUNK_VALUES)
-    height = CHUNK_VALUES // width
+    width = min(max(1, cols), most)
+    height = most // width
     for top in range(0, rows, height):
         for start in range(0, cols, width):
             yield slice(top, min(top + height, rows)), slice(start, min(start + width, cols))

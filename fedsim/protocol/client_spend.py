@@ -61,7 +61,7 @@ class ClientSpend:
             rounds=self.rounds + len(charges),
             steps=self.steps + sum(charge.steps for charge in charges),
             round_steps=charges[-1].steps,
-            ledger=PrivacyLedger().merge(self.ledger).merge(total_of(charges)),
+            ledger=total_of(charges, self.ledger),
             head=charges[-1].hash,
             against_server=self._against_server_after(charges),
         )

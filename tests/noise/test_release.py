@@ -21,7 +21,9 @@ def released(
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 70_001), (3, 2 * CHUNK_VALUES + 5), (2, 5_000), (40, 999)])
+@pytest.mark.parametrize(
+    "shape", [(1, 5 * CHUNK_VALUES + 7), (3, 2 * CHUNK_VALUES + 5), (2, 5_000), (200, 999)]
+)
 def test_the_bits_are_those_without_numba(
     shape: tuple[int, int],
     kind: torch.dtype,
@@ -55,22 +57,26 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
     assert kernel is not None
     columns = np.arange(len(table.packed), dtype=np.uint32)
     low = table.packed.astype(np.uint32) & np.uint32((1 << WORD_BITS) - 1)
-    words = np.zeros(12 * len(columns), np.uint8)
-    words[: 4 * len(columns)].view(np.uint32)[:] = columns << np.uint32(WORD_BITS) | low
+    each = columns << np.uint32(WORD_BITS) | low
+    size = CHUNK_VALUES + len(columns)
+    chunks = (np.resize(each, CHUNK_VALUES), each)
+    words = b"".join(part.tobytes() + bytes(8 * len(part)) for part in chunks)
 
     class Extension:
         def write(self, into: memoryview) -> None:
             into[:] = (b"\xff" if above else b"\x00") * len(into)
 
     class Words:
-        def write(self, into: memoryview) -> None:
-            into[:] = words.data
+        at = 0
 
-    streams, size = [(Words(), Extension())], len(columns)
+        def write(self, into: memoryview) -> None:
+            into[:] = words[self.at : self.at + len(into)]
+            self.at += len(into)
+
     into, expected = torch.empty(1, size, dtype=torch.float64), np.empty((1, size))
     scales = Scales(torch.ones(1, 1, dtype=torch.float64), [size])
-    release.release_rows(kernel, streams, torch.zeros_like(into), scales, into)
-    spline.fill_rows(streams, expected)
+    release.release_rows(kernel, [(Words(), Extension())], torch.zeros_like(into), scales, into)
+    spline.fill_rows([(Words(), Extension())], expected)
     assert np.array_equal(into, expected)
 
 

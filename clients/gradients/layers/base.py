@@ -78,8 +78,8 @@ def factor_norms(*factors: Tensor) -> Tensor:
 
 def _bounds(factors: Sequence[Tensor]) -> Tensor:
     """Return upper bounds on norms (f, n, ...); useless for very large float32 vectors."""
-    norms = torch.stack([_norms(values) for values in factors]).double()
-    sizes = tuple(v.shape[-1] if _is_single(v) else 0 for v in factors)
+    sizes = tuple([v.shape[-1] if _is_single(v) else 0 for v in factors])
+    norms = torch.stack(list(map(_norms, factors, sizes))).double()
     if any(sizes):
         raised, added = _slack(sizes, norms.ndim)
         norms.mul_(raised).add_(added)
@@ -111,14 +111,17 @@ def _is_single(values: Tensor) -> bool:
     return values.dtype == torch.float32 and not values.is_cuda
 
 
-def _norms(values: Tensor) -> Tensor:
+def _norms(values: Tensor, size: int) -> Tensor:
     """Return the L2 norms over the last dimension; for float32 on the CPU, rounded in float32.
 
     At most 1024 squares are added in a run in float32, in any order (Higham 2002, section 3.1), and
     the runs in float64. Squares overflow from norms of 2⁶⁴ on.
+
+    Args:
+        values: the vectors (n, ..., d).
+        size: d for float32 on the CPU; 0 for others.
     """
-    size = values.shape[-1]
-    if not _is_single(values):
+    if not size:
         return _double_norms(values)
     if size <= _RUN:
         return torch.linalg.vector_norm(values, dim=-1)
@@ -343,12 +346,10 @@ def squared_norms(uses: Mapping[int, ExampleUse]) -> dict[int, Tensor]:
     if not unique:
         return {}
     norms = _bounds(list(unique.values()))
-    if _are_usual(norms):
-        squared = dict(zip(unique, norms.square_(), strict=True))
-        terms = {index: [squared[id(tensor)] for tensor in of] for index, of in factors.items()}
-    else:
-        terms = {index: factor_norms(*of).square_() for index, of in factors.items()}
-    return {index: reduce(torch.mul, squares_of) for index, squares_of in terms.items()}
+    if not _are_usual(norms):
+        return {i: reduce(torch.mul, factor_norms(*of).square_()) for i, of in factors.items()}
+    squared = dict(zip(unique, norms.square_(), strict=True))
+    return {i: reduce(torch.mul, [squared[id(t)] for t in of]) for i, of in factors.items()}
 
 
 class LayerUse(ExampleUse, ABC):

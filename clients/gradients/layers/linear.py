@@ -1,7 +1,6 @@
 """Per-example gradient norms and sums of linear layers, without all gradients in memory."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -101,24 +100,20 @@ class LinearUse(LayerUse):
         if not self._single or part.client is None or index in self.held:
             super().add_runs(index, factors, into, part, overwrite=overwrite)
             return
-        scaled, sums, clients = self._scaled_by(factors, into.dtype), into[0], self.clients
-        runs = part.runs(factors.shape[1])
+        sums, g = into[0], part.of_client(self._scaled_by(factors, into.dtype), self.clients)
+        height = part.height or max(1, len(g))
         if index != self.weight_index:
-            g = part.of_client(scaled, clients)
-            if overwrite and len(runs) == 1:
+            if overwrite and len(g) <= height:
                 torch.sum(g, 0, out=sums)
             else:  # in float64, as the order of these additions is not that of runs
                 total = g.sum(0, dtype=torch.float64)
                 sums.copy_(total) if overwrite else sums.add_(total)
             return
-        x = self.input.flatten(1)
-        for number, run in enumerate(runs):
-            left = run.of_client(scaled, clients).t()
-            right = run.of_client(x, clients).to(into.dtype)
-            if number:  # a run has a sum of its own: `addmm` may add term by term
-                sums += left @ right
-            else:
-                torch.addmm(sums, left, right, beta=0 if overwrite else 1, out=sums)
+        x = part.of_client(self.input.flatten(1), self.clients).to(into.dtype)
+        first, *rest = zip(g.split(height), x.split(height), strict=True)
+        torch.addmm(sums, first[0].t(), first[1], beta=0 if overwrite else 1, out=sums)
+        for left, right in rest:  # a run has a sum of its own: `addmm` may add term by term
+            sums += left.t() @ right
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""
@@ -138,7 +133,7 @@ class LinearUse(LayerUse):
             return row_products(g.transpose(1, 2), _sequences(self.input))
         return g.sum(1)
 
-    @cached_property
+    @property
     def _single(self) -> bool:
         """Whether each example is one vector."""
         g = self.output_gradient

@@ -5,6 +5,8 @@ Sums are in float32 if rounding errors stay small.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import gt
 from typing import Protocol, Self
 
 import torch
@@ -14,7 +16,7 @@ from fedsim.clients.gradients.layers.base import Part
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.noise.release import Scales
+from fedsim.noise.release import Scales, equal_runs
 from fedsim.noise.sources import SUM_HEIGHTS, SumRounding
 
 _SMALL = 1 << 14  # largest size of a model for which one call adds up all clients
@@ -74,8 +76,8 @@ class BatchSums:
         """
         self.sizes, self._waits = sizes, True
         self._long = dict(earlier or {})
-        for k, (size, most) in enumerate(zip(sizes, self._most, strict=True)):
-            if size > most and k not in self._long:
+        for k in compress(count(), map(gt, sizes, self._most)):
+            if k not in self._long:
                 self._long[k] = self._cached.new_zeros(1, self._size, dtype=torch.float64)
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
@@ -102,35 +104,30 @@ class BatchSums:
 
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the sums of batches that fit into one padded batch."""
-        short = [k for k in range(len(self.sizes)) if k not in self._long]
+        long, heights = self._long, self._heights
+        short = [0 if k in long else of for k, of in enumerate(heights)] if long else heights
         if self.together:
-            for height in sorted({self._heights[k] for k in short}):
+            for height in sorted({*short} - {0}):
                 if rows is None:
                     self._cached.zero_()
                 else:
                     rows.add_to(self._cached_views, Part(height=height), overwrite=True)
-                for run in _neighbours([k for k in short if self._heights[k] == height]):
-                    yield run, self._cached[run]
+                for of_run, run in equal_runs(short):
+                    if of_run == height:
+                        yield run, self._cached[run]
             return
-        for k in short:
+        for k, height in enumerate(short):
+            if not height:
+                continue
             if rows is None or not self.sizes[k]:
                 self._cached.zero_()
             else:
-                part = Part(k, slice(0, self.sizes[k]), self._heights[k])
+                part = Part(k, slice(0, self.sizes[k]), height)
                 rows.add_to(self._cached_views, part, overwrite=True)
             yield slice(k, k + 1), self._cached
 
     def _views(self, sums: Tensor) -> list[Tensor]:
         return self._parameters.stacked_views(sums)
-
-
-def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:
-    """Yield the runs of consecutive numbers in an ascending sequence, as slices."""
-    start = 0
-    for at in range(1, len(numbers) + 1):
-        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
-            yield slice(numbers[start], numbers[at - 1] + 1)
-            start = at
 
 
 def products_are_exact(device: torch.device) -> bool:
