@@ -84,7 +84,7 @@ def _no_numba() -> Patch:
 
 
 def _float64_norms() -> Patch:
-    return patch.object(base, "_norms", base._double_norms)
+    return patch.object(base, "_norms", lambda values, size: base._double_norms(values))
 
 
 def _float64_sums() -> Patch:

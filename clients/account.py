@@ -1,10 +1,10 @@
-"""Privacy account of a client, kept in Flower's `Context.state` and charged before a release.
+"""Privacy account of a client, which is charged in the ledger on disk before a release.
 
 The account holds the client's spend, the last round that was charged, and a digest of the request
 of that round. It follows two rules:
 
-- Spend first, release second: a charge is written to the durable journal, then to the state. Only
-  then does training start. A crash can leave a charge without an update, never the reverse.
+- Spend first, release second: training starts only after the charge is in the ledger on disk. A
+  crash can leave a charge without an update, never the reverse.
 - A repeated answer has the same bits, or is charged again. Seeded noise depends only on (seed,
   client, round). So two different answers in one round would carry the same noise, which cancels in
   their difference. A charge therefore holds a digest of everything that the reply depends on. With
@@ -23,26 +23,19 @@ digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed an
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
-
-from flwr.app import ConfigRecord, RecordDict
+from typing import Self
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import Charge, FileJournal, Journal
+from fedsim.accountant.ledger.journal import Charge, Journal, JournalWriteError
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.protocol.arrays import record_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-
-STATE = "privacy-account"
-ACCOUNT = "account"
 
 
 class ChargeRefusedError(ClientFailureError):
@@ -81,55 +74,16 @@ class PrivacyAccount:
     last_round: int = 0
     last_request: str = ""
 
-    @classmethod
-    def restore(
-        cls, state: RecordDict, plan: PrivacyPlan, *, client: int, journal: Journal | None
-    ) -> Self:
-        """Return the current account of a client, from its state and the journal.
-
-        Charges that the state lacks, after a crash or an error, are read from the journal.
-
-        Args:
-            state: the client's `Context.state`.
-            plan: the client's mechanism and budget.
-            client: number of the client.
-            journal: the ledger on disk; None if the account is in the state only.
-        """
-        account = cls._from_state(state, plan, client)
-        missed = () if journal is None else journal.history(client, after=account.spend.rounds)
-        return account._after(missed)
-
-    def save(self, state: RecordDict) -> None:
-        """Write the account into the client's `Context.state`."""
-        fields = {
-            "client": self.spend.client,
-            "ledger": self.spend.ledger.to_text(),
-            "rounds": self.spend.rounds,
-            "steps": self.spend.steps,
-            "round-steps": self.spend.round_steps,
-            "last-round": self.last_round,
-            "last-request": self.last_request,
-            "head": self.spend.head,
-        }
-        if self.spend.against_server is not None:
-            fields["against-server"] = self.spend.against_server.to_text()
-        # One text in one record: Flower checks each field and each record, which takes a tenth of a
-        # small client's round.
-        record = record_of(state, STATE, ConfigRecord)
-        if record is None:
-            record = state[STATE] = ConfigRecord()
-        record[ACCOUNT] = json.dumps(fields)
-
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a client's round; None if the same request was already charged.
 
         The charge has the privacy events that the client's ε counts. With distributed trust it also
         has the events against a server that sees the uploads. Nothing is charged yet: the caller
-        writes the charge to the journal, then calls `commit`, and only then releases anything. So
-        charges of many clients can be written to disk together.
+        calls `Accounts.charge`, and only then releases anything. So charges of many clients can be
+        written to disk together.
 
-        Guarantee: only steps within the budget are charged. After `commit`, `spend.round_steps` of
-        the account is the number of steps that the client may take.
+        Guarantee: only steps within the budget are charged. After the charge, `spend.round_steps`
+        of the account is the number of steps that the client may take.
 
         Args:
             round_number: the round of the request.
@@ -159,39 +113,8 @@ class PrivacyAccount:
             None if against_server is None else PrivacyLedger.of(against_server),
         )
 
-    def commit(self, charge: Charge, state: RecordDict) -> Self:
-        """Return the account after a charge, and write the account to the client's state.
-
-        Args:
-            charge: the charge that `propose` returned, and that is now in the journal.
-            state: the client's `Context.state`.
-        """
-        account = self._after((charge,))
-        account.save(state)
-        return account
-
-    @classmethod
-    def _from_state(cls, state: RecordDict, plan: PrivacyPlan, client: int) -> Self:
-        record = record_of(state, STATE, ConfigRecord)
-        if record is None:
-            return cls(plan, plan.spend_of(client))
-        fields: dict[str, Any] = json.loads(str(record[ACCOUNT]))
-        spend = plan.spend_of(
-            client,
-            rounds=fields["rounds"],
-            steps=fields["steps"],
-            round_steps=fields["round-steps"],
-            ledger=PrivacyLedger.from_text(fields["ledger"]),
-            head=fields["head"],
-            against_server=PrivacyLedger.from_text(fields["against-server"])
-            if "against-server" in fields
-            else None,
-        )
-        return cls(plan, spend, fields["last-round"], fields["last-request"])
-
-    def _after(self, charges: tuple[Charge, ...]) -> Self:
-        if not charges:
-            return self
+    def after(self, charges: Sequence[Charge]) -> Self:
+        """Return the account after further charges, oldest first; there is at least one."""
         last = charges[-1]
         spend = self.spend.after(charges)
         return type(self)(self.plan, spend, last.round_number, last.request)
@@ -255,6 +178,63 @@ class PrivacyAccount:
         return granted
 
 
+class Accounts:
+    """Privacy accounts of the clients of a process, with all charges in the ledger on disk.
+
+    An account stays in memory. A charge that another process wrote, or that was written before an
+    error, is read from the ledger when the client's account is asked for.
+
+    Args:
+        journal: the ledger on disk; None keeps the accounts in memory only.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
+        self._known: dict[int, PrivacyAccount] = {}
+
+    def of(self, client: int, plan: PrivacyPlan) -> PrivacyAccount:
+        """Return the current account of a client.
+
+        Args:
+            client: number of the client.
+            plan: the client's mechanism and budget.
+
+        Raises:
+            JournalError: the ledger on disk was damaged or changed.
+        """
+        account = self._known.get(client)
+        if account is None:
+            account = PrivacyAccount(plan, plan.spend_of(client))
+        elif account.plan is not plan:
+            account = replace(account, plan=plan, spend=plan.spend_of(client, account.spend))
+        if self.journal is not None:
+            missed = self.journal.history(client, after=account.spend.rounds)
+            account = account.after(missed) if missed else account
+        self._known[client] = account
+        return account
+
+    def charge(self, proposed: Sequence[tuple[PrivacyAccount, Charge]]) -> list[PrivacyAccount]:
+        """Write charges to the ledger on disk, and return the accounts after the charges.
+
+        Guarantee: when this method returns, all charges are on disk.
+
+        Args:
+            proposed: accounts of different clients, each with the charge that it proposed.
+
+        Raises:
+            LedgerUnwritableError: the disk refuses the write.
+            JournalError: a charge does not continue its client's chain.
+        """
+        if self.journal is not None:
+            try:
+                self.journal.append_all([charge for _, charge in proposed])
+            except JournalWriteError as error:
+                raise LedgerUnwritableError(str(error)) from error
+        charged = [account.after((charge,)) for account, charge in proposed]
+        self._known.update((account.spend.client, account) for account in charged)
+        return charged
+
+
 _DIGEST_BYTES = 32
 
 
@@ -310,28 +290,3 @@ def _shared_text(block: tuple[int, ...], *parts: str) -> bytes:
 
 def _joined(parts: Iterable[str]) -> bytes:
     return "".join([f"{len(part)}:{part}" for part in parts]).encode()
-
-
-class RecordedSpend:
-    """Reader of the clients' privacy spend from the durable ledger; it parses each charge once.
-
-    The spend includes charges whose updates were lost.
-
-    Args:
-        plans: the privacy plan of every client.
-        journal: the durable ledger of the run.
-    """
-
-    def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
-        self._journal = journal
-        self._plans = plans
-        self._spends: dict[int, ClientSpend] = {}
-
-    def of(self, client: int) -> ClientSpend:
-        """Return the privacy spend of a client according to all charges in the ledger so far."""
-        before = self._spends.get(client) or self._plans[client].spend_of(client)
-        history = self._journal.history(client, after=before.rounds)
-        if not history:
-            return before
-        self._spends[client] = before.after(history)
-        return self._spends[client]

@@ -14,13 +14,8 @@ import numpy as np
 from flwr.app import Context
 from torch import Tensor
 
-from fedsim.accountant.ledger.journal import Charge, Journal, JournalWriteError
-from fedsim.clients.account import (
-    ChargeRefusedError,
-    ClientBudgetExhaustedError,
-    LedgerUnwritableError,
-    PrivacyAccount,
-)
+from fedsim.accountant.ledger.journal import Charge
+from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.faults import ClientFailureError, Fault
 from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
@@ -239,10 +234,8 @@ def _propose(asked: ClientRequest) -> ClientRound:
     if task.privacy is None or not task.privacy.charges_itself:
         return client_round
     plan = task.privacy.of_round(request.round_number)
-    client_round.account = PrivacyAccount.restore(
-        asked.context.state, plan, client=task.client, journal=task.journal
-    )
-    client_round.charge = client_round.account.propose(
+    client_round.account = account = task.accounts.of(task.client, plan)
+    client_round.charge = account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
         steps=plan.release.releases_of(task.planned_steps(request.round_number)),
@@ -258,41 +251,26 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
     that ends the run.
     """
     proposed = [
-        (entry, entry.charge, entry.account)
+        (entry, (entry.account, entry.charge))
         for entry in entries
         if isinstance(entry, ClientRound) and entry.charge is not None and entry.account is not None
     ]
     if not proposed:
         return [_inject_fault(entry) for entry in entries]
-    journal = proposed[0][0].task.journal
     try:
         if any(_ends_run(entry) for entry in entries):
             raise ChargeRefusedError("was not charged, since another client ends the run")
-        if journal is not None:
-            _write(journal, [charge for _, charge, _ in proposed])
+        charged = proposed[0][0].task.accounts.charge([pair for _, pair in proposed])
     except Exception as error:  # noqa: BLE001  no charge, no training
-        failed = {id(entry): entry.task.failure(error) for entry, _, _ in proposed}
+        failed = {id(entry): entry.task.failure(error) for entry, _ in proposed}
         return [failed.get(id(entry), entry) for entry in entries]
-    for entry, charge, account in proposed:
-        entry.account = account.commit(charge, entry.asked.context.state)
+    for (entry, _), account in zip(proposed, charged, strict=True):
+        entry.account = account
     return [_inject_fault(entry) for entry in entries]
 
 
 def _ends_run(entry: ClientRound | Answer) -> bool:
     return isinstance(entry, ClientFailureError) and entry.code in ENDS_RUN
-
-
-def _write(journal: Journal, charges: Sequence[Charge]) -> None:
-    """Write charges to the ledger.
-
-    Raises:
-        LedgerUnwritableError: the disk refuses the write.
-        JournalError: a charge does not continue its client's chain.
-    """
-    try:
-        journal.append_all(charges)
-    except JournalWriteError as error:
-        raise LedgerUnwritableError(str(error)) from error
 
 
 def _inject_fault(entry: ClientRound | Answer) -> ClientRound | Answer:

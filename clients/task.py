@@ -9,9 +9,8 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.account import request_digest
+from fedsim.clients.account import Accounts, request_digest
 from fedsim.clients.faults import ClientFailureError, CoupledRowsError, FaultPlan, redact_error
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
@@ -187,7 +186,7 @@ class ClientTask:
         data: the client's examples.
         training: model, loss and settings, shared by the clients of the process.
         privacy: the client's privacy plan; None if it trains without differential privacy.
-        journal: the ledger on disk; None if charges are in the client's state only.
+        accounts: the privacy accounts of the clients of the process.
         weight: the client's planned weight in the mean; None if all clients have equal weights.
         secure: channel that encrypts updates for secure aggregation; None without it.
         scores: functions that score models on the client's examples.
@@ -199,7 +198,7 @@ class ClientTask:
     data: ClientData
     training: LocalTraining
     privacy: PrivacyPlan | None
-    journal: Journal | None
+    accounts: Accounts
     weight: int | None = None
     secure: "SecureChannel | None" = None
     scores: ClientScores = ClientScores()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantChoice
@@ -181,34 +181,31 @@ class PrivacyPlan:
         """Number of steps that the client takes if it answers in all rounds of its schedule."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
-    def spend_of(
-        self,
-        client: int,
-        *,
-        rounds: int = 0,
-        steps: int = 0,
-        round_steps: int = 0,
-        ledger: PrivacyLedger | None = None,
-        head: str = GENESIS,
-        against_server: PrivacyLedger | None = None,
-    ) -> ClientSpend:
-        """Return the privacy spending of a client after some charges; by default before the first.
+    def spend_of(self, client: int, before: ClientSpend | None = None) -> ClientSpend:
+        """Return the privacy spend of a client under this plan.
 
-        The arguments are the attributes of `ClientSpend` that follow from charges.
+        Args:
+            client: number of the client.
+            before: the client's spend under another plan, with all charges so far; None before the
+                first charge.
         """
+        terms: dict[str, Any] = {
+            "examples": self.examples,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_rate": self.release.sampling_rate,
+            "target_epsilon": self.target_epsilon,
+        }
+        if before is not None:
+            return before.changed(**terms)
         return ClientSpend(
             client=client,
-            examples=self.examples,
-            delta=self.delta,
-            noise_multiplier=self.noise_multiplier,
-            sampling_rate=self.release.sampling_rate,
-            rounds=rounds,
-            steps=steps,
-            round_steps=round_steps,
-            ledger=PrivacyLedger() if ledger is None else ledger,
-            head=head,
-            target_epsilon=self.target_epsilon,
-            against_server=against_server,
+            rounds=0,
+            steps=0,
+            round_steps=0,
+            ledger=PrivacyLedger(),
+            head=GENESIS,
+            **terms,
         )
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.accountant.ledger.journal import Journal, JournalWriteError
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.account import ChargeRefusedError, PrivacyAccount, request_digest
+from fedsim.clients.account import Accounts, ChargeRefusedError, request_digest
 from fedsim.clients.app import BatchClientApp, partition_of
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.mechanisms.plan import PrivacyPlan
@@ -182,7 +181,7 @@ def _charge_round(federation: Federation) -> ChargeRound | None:
         return None
     return ServerCharges(
         federation.plan.clients or (),
-        federation.journal,
+        federation.accounts,
         conditions=federation.conditions,
         seed=federation.experiment.seed,
     ).charge
@@ -224,20 +223,16 @@ class ServerCharges:
 
     Args:
         plans: the privacy plan of each client.
-        journal: the ledger on disk; None keeps the charges in memory only.
+        accounts: the clients' privacy accounts.
         conditions: the digest of the settings, plug-in sources, versions and device of the run.
         seed: the experiment's seed.
     """
 
     def __init__(
-        self, plans: Sequence[PrivacyPlan], journal: Journal | None, *, conditions: str, seed: int
+        self, plans: Sequence[PrivacyPlan], accounts: Accounts, *, conditions: str, seed: int
     ) -> None:
-        self._journal, self._conditions, self._seed = journal, conditions, seed
-        self._states = [RecordDict() for _ in plans]
-        self._accounts = [
-            PrivacyAccount.restore(state, plan, client=client, journal=journal)
-            for client, (plan, state) in enumerate(zip(plans, self._states, strict=True))
-        ]
+        self._plans, self._accounts, self._conditions = plans, accounts, conditions
+        self._seed = seed
 
     def charge(self, round_number: int, model: str) -> Sequence[ClientSpend]:
         """Charge every client for a round; return each client's spend, in the order of clients.
@@ -250,6 +245,7 @@ class ServerCharges:
             FederationError: the ledger cannot be written, or a client was charged for another
                 release of this round; nothing may be released.
         """
+        accounts = [self._accounts.of(client, plan) for client, plan in enumerate(self._plans)]
         try:
             charges = [
                 account.propose(
@@ -257,19 +253,15 @@ class ServerCharges:
                     request=self._request(client, account.plan, model),
                     steps=_RELEASES_PER_ROUND,
                 )
-                for client, account in enumerate(self._accounts)
+                for client, account in enumerate(accounts)
             ]
-            if self._journal is not None:
-                self._journal.append_all([charge for charge in charges if charge is not None])
-        except (ChargeRefusedError, JournalWriteError) as error:
+            proposed = zip(accounts, charges, strict=True)
+            self._accounts.charge([(own, charge) for own, charge in proposed if charge is not None])
+        except ChargeRefusedError as error:
             raise FederationError(
                 f"round {round_number}: no client was charged: {error}"
             ) from error
-        for client, charge in enumerate(charges):
-            if charge is not None:
-                account = self._accounts[client]
-                self._accounts[client] = account.commit(charge, self._states[client])
-        return [account.spend for account in self._accounts]
+        return [self._accounts.of(client, plan).spend for client, plan in enumerate(self._plans)]
 
     def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
         """Return the digest of the release that a charge is for, which names no participant."""

@@ -16,7 +16,7 @@ import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.account import RecordedSpend
+from fedsim.clients.account import Accounts
 from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.task import (
@@ -154,12 +154,17 @@ class Federation:
             ),
             self._training,
             None if self.plan.clients is None else self.plan.clients[client],
-            self.journal,
+            self.accounts,
             weight=self.plan.weights.announced(client),
             secure=self.secure,
             scores=ClientScores(self._evaluate(client), self._train_metrics(client)),
             faults=self._faults,
         )
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """The privacy accounts of the clients of this process."""
+        return Accounts(self.journal)
 
     @cached_property
     def _terms(self) -> RunTerms:
@@ -233,8 +238,12 @@ class Federation:
             return None
         if self.plan.clients is None or self.journal is None:
             return ClientLedgers(privacy.accounting, privacy.adjacency.name)
-        recorded = RecordedSpend(self.plan.clients, self.journal)
-        ledgers = ClientLedgers(privacy.accounting, privacy.adjacency.name, recorded=recorded.of)
+        plans = self.plan.clients
+        ledgers = ClientLedgers(
+            privacy.accounting,
+            privacy.adjacency.name,
+            recorded=lambda client: self.accounts.of(client, plans[client]).spend,
+        )
         for client in self.journal.clients():
             ledgers.look_up(client)
         return ledgers

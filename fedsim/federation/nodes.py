@@ -69,8 +69,20 @@ def _assembled(source: TaskSource) -> Federation:
     experiment = source.settings
     loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
     federation = assemble(loaded, ledger=source.ledger)
-    probe_mechanisms(federation)
+    _check_process(federation)
     return federation
+
+
+def _check_process(federation: Federation) -> None:
+    """Check that a process may train the clients of a federation.
+
+    Raises:
+        MechanismMismatchError: a mechanism adds less noise here than it is charged for.
+        ValueError: private clients have no ledger on disk, so this process could forget charges.
+    """
+    probe_mechanisms(federation)
+    if federation.plan.clients is not None and federation.journal is None:
+        raise ValueError("a private client in another process needs a ledger on disk, got none")
 
 
 def client_app_from_source(source: TaskSource) -> ClientApp:
@@ -185,5 +197,5 @@ class _FederationShard:
             goal=goal,
             journal=cast("Any", journal),
         )
-        probe_mechanisms(federation)
+        _check_process(federation)
         return client_app(federation, self.blocks.block_of)

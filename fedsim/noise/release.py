@@ -201,7 +201,7 @@ def release_rows(
     stops, lengths = np.array(scales.stops), scales.lengths.numpy()
     before, after = sums.numpy(), into.numpy()
     fixed = _packed(), chosen, before, stops, lengths, after, undecided
-    for rows, columns in chunks(*sums.shape, _BLOCK_VALUES):
+    for rows, columns in chunks(*sums.shape, most=_BLOCK_VALUES):
         pairs, n = streams[rows], columns.stop - columns.start
         drawn = random_words([stream for stream, _ in pairs], n, words)
         count = compiled(drawn, rows.start, columns.start, *fixed)

@@ -171,14 +171,14 @@ def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray
         into: array (rows, cols), float64, to overwrite.
     """
     memory = Memory.of(into.size)
-    for rows, columns in chunks(*into.shape, CHUNK_VALUES):
+    for rows, columns in chunks(*into.shape, most=CHUNK_VALUES):
         pairs = streams[rows]
         count = columns.stop - columns.start
         words = random_words([stream for stream, _ in pairs], count, memory.words)
         spline_integers(words, lambda row, pairs=pairs: pairs[row][1], into[rows, columns], memory)
 
 
-def chunks(rows: int, cols: int, most: int) -> Iterator[tuple[slice, slice]]:
+def chunks(rows: int, cols: int, *, most: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices (rows, columns) that cut a table into parts of at most `most` values.
 
     A part consists of whole rows if a row has at most that many values.

@@ -78,11 +78,11 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = block._DpSgdBlock.take_step
 
-    def forgetful(self: Any, active: Any, batches: Any) -> None:
+    def forgetful(self: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if any(batch is not None and len(batch) for batch in batches):
                 no_noise(patch)
-            whole(self, active, batches)
+            whole(self, batches)
 
     monkeypatch.setattr(block._DpSgdBlock, "take_step", forgetful)
 
@@ -229,11 +229,11 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         fill(sources, rows)
         rows[:, -330:] *= 0.8
 
-    def take_step(self: Any, active: Any, batches: Any) -> None:
+    def take_step(self: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if self._mechanisms[0].noise_multiplier == 0.8:
                 patch.setattr(release, "fill_rows_", smaller)
-            whole(self, active, batches)
+            whole(self, batches)
 
     monkeypatch.setattr(block._DpSgdBlock, "take_step", take_step)
     with pytest.raises(
@@ -319,6 +319,16 @@ def test_each_process_probes_the_mechanism_that_it_will_run(
         shard(None)
     with pytest.raises(MechanismMismatchError):
         source(0)
+
+
+def test_a_private_client_in_another_process_needs_a_ledger_on_disk() -> None:
+    """In memory only, its charges would be forgotten with the process."""
+    whole = federation()
+    nodes._assembled.cache_clear()
+    with pytest.raises(ValueError, match="needs a ledger on disk"):
+        nodes.TaskSource(whole.experiment.model_dump_json(), whole.base, None)(0)
+    with pytest.raises(ValueError, match="needs a ledger on disk"):
+        nodes.FederationClientApp(whole, None).shard([0])(None)
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:

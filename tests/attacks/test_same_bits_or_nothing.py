@@ -310,10 +310,11 @@ def test_a_worker_that_starts_after_an_edit_does_not_train(tmp_path: Path) -> No
     base = write(tmp_path, "two steps")
     of = federation(base)
     worker = nodes.FederationClientApp(of, None).shard([0])
-    worker(None)
+    journal = FileJournal(tmp_path / "ledger.jsonl")
+    worker(journal)
     edit(base)
     with pytest.raises(PluginError, match=r"the plug-in file edited\.py changed while"):
-        worker(None)
+        worker(journal)
 
 
 def test_a_file_that_changes_during_assembly_is_refused(

@@ -13,7 +13,6 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.clients import client_round
-from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.task import ClientScores, ClientTask
@@ -205,7 +204,7 @@ def request_of(of: Federation, client: int, *, round_number: int = 1) -> Message
         return TrainRequest(round_number, of.initial_arrays()).to_message(FIRST_NODE + client)
 
 
-def test_without_a_charge_on_disk_nobody_trains_and_no_state_says_so(
+def test_without_a_charge_on_disk_nobody_trains_and_no_account_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(journal: FileJournal, charges: Sequence[Charge]) -> None:
@@ -220,7 +219,9 @@ def test_without_a_charge_on_disk_nobody_trains_and_no_state_says_so(
     context = Context(1, FIRST_NODE, {"partition-id": 0}, RecordDict(), {})
     reply = BatchClientApp(here.client_task)(request_of(here, 0), context)
     assert "OSError" in (reply.error.reason or "")
-    assert STATE not in context.state
+    plans = here.plan.clients
+    assert plans is not None
+    assert here.accounts.of(0, plans[0]).spend.rounds == 0
 
 
 def test_a_client_that_is_asked_twice_at_once_answers_twice_for_one_charge(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
 from fedsim.clients import client_round
+from fedsim.clients.account import Accounts
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
@@ -244,15 +246,16 @@ def test_a_round_is_answered_for_one_bound_only(
     task, context, arrays = asked
     first = TrainReply.from_message(ask(task, context, arrays, 0.9))
     if lost:  # the ledger remembers
-        context.state = RecordDict()
+        task = replace(task, accounts=Accounts(task.accounts.journal))
     again = TrainReply.from_message(ask(task, context, arrays, 0.9))
     assert digest(to_arrays(again.arrays)) == digest(to_arrays(first.arrays))
     assert (again.clip_norm, again.spend) == (first.clip_norm, first.spend)
     for other in (None, 0.5, 0.9 + 2.0**-52):
         refused = ask(task, context, arrays, other)
         assert "would reuse its noise" in (refused.error.reason or "")
-    assert task.journal is not None
-    assert len(task.journal.history(0)) == 1
+    journal = task.accounts.journal
+    assert journal is not None
+    assert len(journal.history(0)) == 1
 
 
 def test_an_impossible_bound_is_refused_before_the_charge(
@@ -261,8 +264,9 @@ def test_an_impossible_bound_is_refused_before_the_charge(
     task, context, arrays = asked
     refused = ask(task, context, arrays, 1e300)
     assert "an adaptive clip norm must be from" in (refused.error.reason or "")
-    assert task.journal is not None
-    assert task.journal.history(0) == ()
+    journal = task.accounts.journal
+    assert journal is not None
+    assert journal.history(0) == ()
 
 
 def test_a_learnt_bound_does_not_go_with_sums_only(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
+from fedsim.clients.account import Accounts
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.faults import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
@@ -149,13 +150,14 @@ class NodeClient(ClientApp):
                 )
                 task = replace(task, secure=replace(task.secure, identity_of=identity_of))
             data = data_directory(state, policy.data_name, loaded)
-            if task.privacy is None or task.journal is None or experiment.privacy is None:
+            own = task.accounts.journal
+            if task.privacy is None or own is None or experiment.privacy is None:
                 record_without_privacy(data, experiment, client)
                 return task
             trust = experiment.privacy.trust.name
             check_plan(policy, task.privacy, trust=trust, digest=task.run.plan_digest)
-            journal = NodeJournal(task.journal, state, data, policy, task.privacy, experiment)
-            return replace(task, journal=journal)
+            journal = NodeJournal(own, state, data, policy, task.privacy, experiment)
+            return replace(task, accounts=Accounts(journal))
 
         return BatchClientApp(guarded_task)(message, context)
 

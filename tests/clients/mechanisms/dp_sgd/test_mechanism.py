@@ -494,9 +494,9 @@ def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., 
     seen: list[Any] = []
 
     def change(how: Callable[..., None]) -> None:
-        def taken(self: Any, active: Any, batches: Any) -> None:
+        def taken(self: Any, batches: Any) -> None:
             seen[:] = batches
-            step(self, active, batches)
+            step(self, batches)
 
         def changed(self: Any, clients: slice, release: Any) -> None:
             how(seen[0], self.members[0], release)
