@@ -6,7 +6,7 @@ parameter gets a `.grad`. A gradient that reaches a parameter in any other way w
 so it raises an error. Causes are a call of a submodule alone, or a penalty on weights.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.parameters import FlatParameters, modules_of
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
@@ -284,22 +284,10 @@ def _buffers(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
     return [(name, vars(module)["_buffers"]) for name, module in model.named_modules()]
 
 
-def _modules(model: nn.Module) -> Iterable[nn.Module]:
-    """Return what `model.modules()` yields, at a tenth of its time: each step asks for them."""
-    found, waiting = dict[int, nn.Module](), [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            inner = vars(module)["_modules"].values()
-            waiting += [part for part in reversed(inner) if part is not None]
-    return found.values()
-
-
 def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
     """Return each module of a model with its hooks and, if replaced, its `forward`."""
     structure = []
-    for module in _modules(model):
+    for module in modules_of(model):
         attributes = vars(module)
         hooks = (*attributes["_forward_hooks"].values(), *attributes["_forward_pre_hooks"].values())
         forward = None if module is model else attributes.get("forward")

@@ -1,13 +1,14 @@
 """Replacement of the methods `step` and `zero_grad` of an optimizer object."""
 
 from collections.abc import Callable
+from itertools import chain
 from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.parameters import FlatParameters, modules_of
 
 
 def patch_optimizer(
@@ -101,7 +102,8 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module, parameters: FlatPara
             "noised and charged; use SGD, Adam or another optimizer that steps once"
         )
     held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    own = chain.from_iterable(vars(m)["_parameters"].values() for m in modules_of(model))
+    trained = {id(p) for p in own if p is not None and p.requires_grad}
     if not held.keys() == parameters.index.keys() == trained:
         raise ValueError(_difference(held, model, parameters))
 
