@@ -177,10 +177,13 @@ class TrainRound:
         arrays = self._start(client) if start is None else to_arrays(start)
         norm, weight = state.clip_norms.get(client), setup.weights.announced(client)
         key = id(arrays), norm, weight
+        if not sent and key in self._requests:  # equal requests are one object
+            return self._requests[key]
         records = {name: to_arrays(values) for name, values in sent.items()}
         request = TrainRequest(self.round_number, arrays, offer, norm, weight, records)
-        # Equal requests are one object.
-        return request if sent else self._requests.setdefault(key, request)
+        if not sent:
+            self._requests[key] = request
+        return request
 
     def _start(self, client: int) -> ArrayRecord:
         """Return the global model that a client starts from."""

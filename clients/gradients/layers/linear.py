@@ -110,10 +110,10 @@ class LinearUse(LayerUse):
                 sums.copy_(total) if overwrite else sums.add_(total)
             return
         x = part.of_client(self.input.flatten(1), self.clients).to(into.dtype)
-        first, *rest = zip(g.split(height), x.split(height), strict=True)
-        torch.addmm(sums, first[0].t(), first[1], beta=0 if overwrite else 1, out=sums)
-        for left, right in rest:  # a run has a sum of its own: `addmm` may add term by term
-            sums += left.t() @ right
+        torch.addmm(sums, g[:height].t(), x[:height], beta=0 if overwrite else 1, out=sums)
+        for start in range(height, len(g), height):
+            run = slice(start, start + height)
+            sums += g[run].t() @ x[run]  # a sum of its own: `addmm` may add term by term
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""
