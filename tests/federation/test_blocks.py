@@ -16,9 +16,9 @@ def test_the_model_sets_the_size() -> None:
     assert size_of(LINEAR, 2_410) == 128
     assert size_of(LINEAR, 101_770) == 25
     assert size_of(LINEAR, 1_000_000) == 4
-    assert size_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), 2_000) == 4
-    assert size_of(nn.Sequential(nn.GroupNorm(2, 4)), 2_000) == 4
-    assert size_of(nn.Sequential(LINEAR, nn.LSTM(4, 4)), 2_000) == 4
+    assert size_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), 2_000) == 8
+    assert size_of(nn.Sequential(nn.GroupNorm(2, 4)), 2_000) == 8
+    assert size_of(nn.Sequential(LINEAR, nn.LSTM(4, 4)), 2_000) == 8
 
 
 def test_a_round_has_two_blocks_but_for_a_few_clients() -> None:
