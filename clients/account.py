@@ -216,7 +216,7 @@ class Accounts:
     def charge(self, proposed: Sequence[tuple[PrivacyAccount, Charge]]) -> list[PrivacyAccount]:
         """Write charges to the ledger on disk, and return the accounts after the charges.
 
-        Guarantee: when this method returns, all charges are on disk.
+        Guarantee: when this method returns, all charges are on disk, if there is a ledger.
 
         Args:
             proposed: accounts of different clients, each with the charge that it proposed.

@@ -332,7 +332,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @cached_property
     def _part_multipliers(self) -> tuple[float, ...]:
-        """Return the noise multipliers of update and bit that are left after rounding.
+        """Noise multipliers of update and bit that are left after rounding.
 
         With correlated noise, the one of the whole run.
         """

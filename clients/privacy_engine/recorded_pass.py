@@ -60,7 +60,7 @@ class PassContext:
 
     def weights(self, used: int, rows: int) -> Tensor:
         """Return weights of a padded batch (rows,): 1 for the first `used` rows, 0 for the rest."""
-        like, steps = self.parameters.tensors[0].detach(), self._steps
+        like, steps = self.parameters.tensors[0], self._steps
         if steps is None or steps.shape[0] != 2 * rows or steps.dtype != like.dtype:
             steps = torch.cat([like.new_ones(rows), like.new_zeros(rows)])
         steps = self._steps = steps.to(like.device)

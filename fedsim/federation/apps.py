@@ -256,12 +256,15 @@ class ServerCharges:
                 for client, account in enumerate(accounts)
             ]
             proposed = zip(accounts, charges, strict=True)
-            self._accounts.charge([(own, charge) for own, charge in proposed if charge is not None])
+            charged = self._accounts.charge(
+                [(account, charge) for account, charge in proposed if charge is not None]
+            )
         except ChargeRefusedError as error:
             raise FederationError(
                 f"round {round_number}: no client was charged: {error}"
             ) from error
-        return [self._accounts.of(client, plan).spend for client, plan in enumerate(self._plans)]
+        new = {account.spend.client: account for account in charged}
+        return [new.get(client, account).spend for client, account in enumerate(accounts)]
 
     def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
         """Return the digest of the release that a charge is for, which names no participant."""

@@ -270,10 +270,8 @@ def _release(
             n = min(CHUNK_VALUES, size - chunk)
             stop = min(start + chosen.shape[0], chunk + n, stops[part] - first)
             scale = lengths[first_row + row, part]
-            line, seen = (
-                words[row, 12 * chunk : 12 * (chunk + n)],
-                slice(start - chunk, stop - chunk),
-            )
+            line = words[row, 12 * chunk : 12 * (chunk + n)]
+            seen = slice(start - chunk, stop - chunk)
             picks = line[: 4 * n].view(np.uint32)[seen]
             u1 = line[4 * n : 6 * n].view(np.uint16)[seen]
             u2 = line[6 * n : 8 * n].view(np.uint16)[seen]

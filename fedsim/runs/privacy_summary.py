@@ -15,6 +15,7 @@ from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
 from fedsim.algorithms.state import ServerState
+from fedsim.clients.account import Accounts
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none, json_value
@@ -159,7 +160,8 @@ def summarise_privacy(
         return ()
     if journal is None:
         raise ValueError("a private federation needs a ledger to summarise")
-    names, account_of = federation.data.client_names, federation.accounts.of
+    # Read from disk, not from the memory of the run: a ledger that was changed is refused.
+    names, account_of = federation.data.client_names, Accounts(journal).of
     spends = [account_of(client, own).spend for client, own in enumerate(plan.clients)]
     renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
     for spend in spends:

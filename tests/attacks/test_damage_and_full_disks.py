@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalWriteError
+from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError, JournalWriteError
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.cli import main
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.tracking.callbacks import RunCallback
+from fedsim.tracking.callbacks import ForwardingCallback, RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "disk",
@@ -45,6 +45,21 @@ def stopped(
     run_experiment(EXPERIMENT, out=path, callback=stop_after(2))
     (path / "manifest.json").unlink()  # as after a kill; with it, any changed byte is refused
     return path
+
+
+def test_a_ledger_that_changes_during_the_run_is_in_no_summary(tmp_path: Path) -> None:
+    """The accounts in memory are right, and the summary speaks of the file."""
+    path = tmp_path / "r"
+
+    class Changed(ForwardingCallback):
+        def round_finished(self, row: Mapping[str, Any]) -> None:
+            ledger = path / "ledger.jsonl"
+            if row["round"] == 2:
+                ledger.write_text(ledger.read_text().replace('"steps":1', '"steps":0', 1))
+
+    with pytest.raises(JournalError, match="the record was changed"):
+        run_experiment(EXPERIMENT, out=path, callback=Changed(None))
+    assert not (path / "privacy.json").exists()
 
 
 class FullDisk:

@@ -5,8 +5,6 @@ Sums are in float32 if rounding errors stay small.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, count
-from operator import gt
 from typing import Protocol, Self
 
 import torch
@@ -76,8 +74,8 @@ class BatchSums:
         """
         self.sizes, self._waits = sizes, True
         self._long = dict(earlier or {})
-        for k in compress(count(), map(gt, sizes, self._most)):
-            if k not in self._long:
+        for k, (size, most) in enumerate(zip(sizes, self._most, strict=True)):
+            if size > most and k not in self._long:
                 self._long[k] = self._cached.new_zeros(1, self._size, dtype=torch.float64)
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
@@ -104,20 +102,19 @@ class BatchSums:
 
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the sums of batches that fit into one padded batch."""
-        long, heights = self._long, self._heights
-        short = [0 if k in long else of for k, of in enumerate(heights)] if long else heights
+        heights = [None if k in self._long else of for k, of in enumerate(self._heights)]
         if self.together:
-            for height in sorted({*short} - {0}):
+            for height in sorted({of for of in heights if of is not None}):
                 if rows is None:
                     self._cached.zero_()
                 else:
                     rows.add_to(self._cached_views, Part(height=height), overwrite=True)
-                for of_run, run in equal_runs(short):
+                for of_run, run in equal_runs(heights):
                     if of_run == height:
                         yield run, self._cached[run]
             return
-        for k, height in enumerate(short):
-            if not height:
+        for k, height in enumerate(heights):
+            if height is None:
                 continue
             if rows is None or not self.sizes[k]:
                 self._cached.zero_()
